@@ -315,6 +315,14 @@ class Call:
         else:
             self.words[at] = int(value) if -(1 << 63) <= int(value) < 1 << 63 else rng.i64(value)
 
+    def point(self, i: int, array: np.ndarray, address: int) -> None:
+        """Let argument i be the 1-D `array`, which lies at `address`; the caller keeps it alive (nothing here refers to it)."""
+        if self._function is None:
+            self._values[i] = array
+        else:
+            at = self.kernel.offsets[i]
+            self.words[at], self.words[at + 1] = address, array.size
+
     def __call__(self) -> int:
         """Run, and give the kernel's result; an exception raised inside it comes as a `KernelError`."""
         if self._function is None:
@@ -563,6 +571,10 @@ def _intrinsics() -> dict[str, Any]:
         return nt.float64(nt.int64), lambda target, builder, signature, args: builder.bitcast(args[0], ir.DoubleType())
 
     @intrinsic  # type: ignore[untyped-decorator, unused-ignore]
+    def short(context, bits):  # type: ignore[no-untyped-def]
+        return nt.float32(nt.uint32), lambda target, builder, signature, args: builder.bitcast(args[0], ir.FloatType())
+
+    @intrinsic  # type: ignore[untyped-decorator, unused-ignore]
     def prefetch_item(context, array, index):  # type: ignore[no-untyped-def]
         def lower(target, builder, signature, args):  # type: ignore[no-untyped-def]
             data = target.make_array(signature.args[0])(target, builder, args[0]).data
@@ -593,6 +605,19 @@ def _intrinsics() -> dict[str, Any]:
             return lambda x: 0
         return lambda x: np.int64(x)
 
+    @overload(array_at)  # type: ignore[untyped-decorator, unused-ignore]
+    def at(address, size, like):  # type: ignore[no-untyped-def]
+        item = like.dtype
+        return lambda address, size, like: carray(pointer(address, item), (size,))
+
+    @overload(float64_of)  # type: ignore[untyped-decorator, unused-ignore]
+    def double(bits):  # type: ignore[no-untyped-def]
+        return lambda bits: real(np.int64(bits))
+
+    @overload(float32_of)  # type: ignore[untyped-decorator, unused-ignore]
+    def single(bits):  # type: ignore[no-untyped-def]
+        return lambda bits: short(np.uint32(bits))
+
     _tools.update(pointer=pointer, real=real, carray=carray, word=_word)
     return _tools
 
@@ -603,6 +628,24 @@ def _word(x: Any) -> int:
 
 def prefetch(array: np.ndarray, index: int) -> None:
     """Ask the processor to bring `array[index]` into its cache; in plain Python, nothing."""
+
+
+def array_at(address: int, size: int, like: np.ndarray) -> np.ndarray:
+    """Give the 1-D array of `size` items of like's dtype that starts at a memory address (nothing keeps it alive)."""
+    if size == 0:
+        return np.empty(0, like.dtype)
+    memory = (ctypes.c_char * (int(size) * like.itemsize)).from_address(int(address))
+    return np.frombuffer(memory, like.dtype)
+
+
+def float64_of(bits: int) -> float:
+    """Give the float64 whose bits are those of a 64-bit integer."""
+    return float(struct.unpack("<d", struct.pack("<Q", int(bits) & rng.MASK))[0])
+
+
+def float32_of(bits: int) -> float:
+    """Give the float32 whose bits are those of a 32-bit integer."""
+    return float(struct.unpack("<f", struct.pack("<I", int(bits) & rng.LOW))[0])
 
 
 def _reason(error: Any) -> tuple[str, str]:

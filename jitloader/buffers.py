@@ -1,0 +1,94 @@
+"""A pool of batch buffers that never writes into memory somebody still holds.
+
+A slot is free when the reference count of each of its buffers is what it was when nobody held a view of it: any array,
+slice, memoryview, torch tensor or DLPack capsule made from a batch keeps a reference to the buffer under it. Where
+counts cannot be trusted (free-threaded builds) every slot is new. What cannot be seen is a bare address.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+ALIGN = 64  # bytes: a cache line, and what JAX wants for taking a buffer without a copy
+
+
+class Slot:
+    """Room for some rows of every field: `flat` for kernels, `whole` as the user sees it."""
+
+    __slots__ = ("addresses", "baseline", "busy", "flat", "owners", "rows", "whole")
+
+    def __init__(self, rows: int, kinds: Sequence[tuple[np.dtype, int]], shape: Callable[[int, np.ndarray], np.ndarray]) -> None:
+        sizes = [rows * size * dtype.itemsize for dtype, size in kinds]
+        try:
+            self.owners = [np.empty(n + ALIGN, np.uint8) for n in sizes]
+        except MemoryError:
+            total = sum(sizes)
+            raise MemoryError(f"no memory for a batch buffer of {total:,} bytes ({rows:,} rows); use a smaller batch_size") from None
+        self.flat = []
+        for owner, nbytes, (dtype, _) in zip(self.owners, sizes, kinds, strict=True):
+            skip = -owner.ctypes.data % ALIGN
+            self.flat.append(owner[skip : skip + nbytes].view(dtype))
+        self.addresses = [a.ctypes.data for a in self.flat]
+        self.whole = [shape(k, flat) for k, flat in enumerate(self.flat)]
+        self.rows, self.busy = rows, False
+        self.baseline: list[int] = []
+
+    def settle(self) -> Slot:
+        """Note the counts of a slot that nobody holds; not in `__init__`, whose own names still refer to buffers."""
+        self.baseline = _counts(self.owners)
+        return self
+
+    @property
+    def free(self) -> bool:
+        """Whether nobody, inside or outside, uses the slot."""
+        return not self.busy and _counts(self.owners) == self.baseline
+
+
+def _counts(owners: list[np.ndarray]) -> list[int]:
+    return [sys.getrefcount(owner) for owner in owners]
+
+
+def counts_are_exact() -> bool:
+    """Whether reference counts tell at once who holds an object."""
+    return bool(getattr(sys, "_is_gil_enabled", lambda: True)())
+
+
+class Pool:
+    """Slots of one shape, reused when free; at most `keep` are kept, what users hold beyond that is theirs."""
+
+    def __init__(self, make: Callable[[], Slot], keep: int) -> None:
+        self._make, self._keep = make, keep
+        self._slots: list[Slot] = []
+        self._lock = threading.Lock()
+        self.made = 0  # slots allocated so far
+        self.poison = False  # fill freed slots with garbage before reuse, to find readers that should not be there
+
+    def take(self) -> Slot:
+        """Give a slot nobody uses, marked busy: clear `busy` when its batches are handed out."""
+        with self._lock:
+            if counts_are_exact():
+                for slot in self._slots:
+                    if slot.free:
+                        slot.busy = True
+                        if self.poison:
+                            for flat in slot.flat:
+                                flat.view(np.uint8)[:] = 0xA5
+                        return slot
+            slot = self._make().settle()
+            slot.busy = True
+            self.made += 1
+            if counts_are_exact():
+                held = [k for k, s in enumerate(self._slots) if not s.busy]
+                if len(self._slots) >= self._keep and held:
+                    del self._slots[held[0]]
+                self._slots.append(slot)
+            return slot
+
+    def clear(self) -> None:
+        """Forget all slots; batches in users' hands stay valid."""
+        with self._lock:
+            self._slots.clear()

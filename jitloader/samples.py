@@ -1,0 +1,208 @@
+"""Access patterns: what sample i of a field is, as places in the memory of its arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from .spec import Spec
+
+NATIVE = frozenset("bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float32 float64".split())
+CARRIERS = {1: "uint8", 2: "uint16", 4: "uint32", 8: "uint64"}
+
+
+class Part(NamedTuple):
+    """One array behind a field, seen as flat memory: row r starts at item `offset + r * stride` of `flat`."""
+
+    array: np.ndarray
+    flat: np.ndarray
+    offset: int
+    stride: int
+    count: int
+
+
+class Rows(NamedTuple):
+    """Which row of the arrays sample i reads: `table[i]`, or `start + step * i` where there is no table."""
+
+    count: int
+    start: int = 0
+    step: int = 1
+    table: np.ndarray | None = None
+
+    def pick(self, indices: np.ndarray) -> Rows:
+        """Give the rows at these checked, non-negative sample indices."""
+        table = self.start + self.step * indices if self.table is None else self.table[indices]
+        return Rows(len(indices), 0, 1, np.ascontiguousarray(table, np.int64))
+
+    def cut(self, start: int, step: int, count: int) -> Rows:
+        """Give the rows of samples start, start + step, ..."""
+        if self.table is None:
+            return Rows(count, self.start + self.step * start, self.step * step)
+        stop = start + step * count
+        return Rows(count, 0, 1, np.ascontiguousarray(self.table[start : stop if stop >= 0 else None : step]))
+
+    def __getitem__(self, i: int) -> int:  # type: ignore[override]
+        return int(self.table[i]) if self.table is not None else self.start + self.step * i
+
+
+class Samples(NamedTuple):
+    """One field before any stage: where its samples lie and what they are.
+
+    `carrier` is the dtype that moves the bits (the dtype itself where kernels can compute with it, else an unsigned
+    integer of the same size), `shape` and `strides` (in carrier items; one axis more than `shape`
+    where items of odd size travel as bytes) describe one sample, `locate(row, *params)` maps the
+    row index to the row where the sample starts (None: the row itself).
+    """
+
+    name: str
+    parts: tuple[Part, ...]
+    dtype: np.dtype
+    carrier: np.dtype
+    shape: tuple[int | None, ...]
+    strides: tuple[int, ...]
+    rows: Rows
+    locate: Callable[..., Any] | None = None
+    params: tuple[Any, ...] = ()
+
+    @property
+    def spec(self) -> Spec:
+        """The type of one sample."""
+        return Spec(self.dtype, self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all arrays behind the field."""
+        return sum(part.array.nbytes for part in self.parts)
+
+
+def records(array: Any, *, field: str = "array") -> Samples:
+    """Map an array to samples: sample i is row i, `array[i]`.
+
+    Shape (n, *shape), any strides, any dtype but Python objects; the array is referred to, never copied. Raises
+    ValueError for a 0-d array and TypeError for an object array, naming the field.
+    """
+    if not isinstance(array, np.ndarray):
+        array = np.asarray(array)
+    array = array.view(np.ndarray)
+    if array.ndim == 0:
+        raise ValueError(f"field {field!r} is 0-d: it has no rows")
+    if array.dtype.hasobject:
+        raise TypeError(f"field {field!r} holds Python objects (dtype {array.dtype}): give an array of numbers")
+    if array.dtype.names is not None:
+        names = ", ".join(array.dtype.names)
+        raise TypeError(f"field {field!r} holds records: give its columns as fields of their own, array[name] for {names}")
+    carrier, view = carry(array)
+    part, strides = flatten(view)
+    return Samples("records", (part,), array.dtype, carrier, tuple(array.shape[1:]), strides, Rows(len(array)))
+
+
+def carry(array: np.ndarray) -> tuple[np.dtype, np.ndarray]:
+    """Give the dtype that carries an array's bits through a kernel, and the array seen as that dtype."""
+    dtype = array.dtype
+    if dtype.name in NATIVE and dtype.isnative:
+        carrier, view = dtype, array
+    elif dtype.itemsize in CARRIERS:
+        carrier = np.dtype(CARRIERS[dtype.itemsize])
+        view = np.lib.stride_tricks.as_strided(_retype(array, carrier), array.shape, array.strides, writeable=False)
+    else:
+        carrier, view = np.dtype(np.uint8), _as_bytes(array)
+    if any(s % carrier.itemsize for s in view.strides) or not view.flags.aligned:
+        carrier, view = np.dtype(np.uint8), _as_bytes(array)
+    return carrier, view
+
+
+def _retype(array: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """Give an array of one dtype at the address of another's first item."""
+    return np.ndarray((), dtype, buffer=_memory(array, dtype.itemsize))
+
+
+def _as_bytes(array: np.ndarray) -> np.ndarray:
+    size = array.dtype.itemsize
+    first = np.ndarray((), np.uint8, buffer=_memory(array, max(size, 1)))
+    return np.lib.stride_tricks.as_strided(first, (*array.shape, size), (*array.strides, 1), writeable=False)
+
+
+class _Memory:
+    """Lends memory at an address through the array interface, keeping its owner alive."""
+
+    def __init__(self, owner: np.ndarray, address: int, nbytes: int) -> None:
+        self.owner = owner
+        self.__array_interface__ = {"version": 3, "shape": (nbytes,), "typestr": "|u1", "data": (address, True)}
+
+
+def _memory(array: np.ndarray, nbytes: int) -> np.ndarray:
+    """Give the bytes at an array's first item, as a read-only array that keeps the array alive."""
+    if array.size == 0:
+        return np.zeros(nbytes, np.uint8)
+    return np.asarray(_Memory(array, array.ctypes.data, nbytes))
+
+
+def flatten(array: np.ndarray) -> tuple[Part, tuple[int, ...]]:
+    """Give an array as flat memory, with the strides (in items) of one sample: the array's own bytes, not a copy."""
+    item = max(array.itemsize, 1)
+    if array.flags.c_contiguous or array.size == 0:
+        strides, size = [], 1
+        for n in reversed(array.shape[1:]):
+            strides.append(size)
+            size *= n
+        flat = array.reshape(-1)
+        return Part(array, flat, 0, size, len(array)), tuple(reversed(strides))
+    low = sum(min(0, (n - 1) * s) for n, s in zip(array.shape, array.strides, strict=True))
+    high = sum(max(0, (n - 1) * s) for n, s in zip(array.shape, array.strides, strict=True))
+    memory = np.asarray(_Memory(array, array.ctypes.data + low, high - low + item))
+    flat = memory.view(array.dtype)
+    return Part(array, flat, -low // item, array.strides[0] // item, len(array)), tuple(s // item for s in array.strides[1:])
+
+
+def join(first: Samples, second: Samples, field: str) -> Samples:
+    """Give the samples of one field of two data sets, one after the other, by reference."""
+    if first.spec != second.spec or first.carrier != second.carrier:
+        raise ValueError(f"field {field!r}: cannot join {first.spec} and {second.spec}")
+    if first.strides != second.strides or first.locate or second.locate:
+        raise ValueError(f"field {field!r}: the two lie in memory in different ways: give np.ascontiguousarray of both")
+    whole = sum(p.count for p in first.parts)
+    tables = []
+    for rows, shift in ((first.rows, 0), (second.rows, whole)):
+        tables.append(Rows(rows.count, rows.start + shift, rows.step, None if rows.table is None else rows.table + shift))
+    a, b = tables
+    if a.table is None and b.table is None and a.step == b.step == 1 and a.start + a.count == b.start:
+        rows = Rows(a.count + b.count, a.start)
+    else:
+        index = [r.start + r.step * np.arange(r.count, dtype=np.int64) if r.table is None else r.table for r in (a, b)]
+        rows = Rows(a.count + b.count, 0, 1, np.concatenate(index))
+    return first._replace(parts=first.parts + second.parts, rows=rows)
+
+
+def as_indices(indices: Any, count: int, what: str = "indices") -> np.ndarray:
+    """Give row numbers or a mask as int64 row numbers in range(count): a bool array is a mask, integers may be negative.
+
+    Raises ValueError for a mask of another length, TypeError for floats, IndexError for a row that is not there.
+    """
+    array = np.asarray(indices)
+    if array.dtype == bool:
+        if array.shape != (count,):
+            raise ValueError(f"mask has {array.size} entries, the data has {count} rows")
+        return np.flatnonzero(array)
+    if array.ndim != 1:
+        raise ValueError(f"{what} must be 1-D, got shape {array.shape}")
+    if array.size == 0:
+        return np.empty(0, np.int64)
+    if array.dtype.kind not in "iu":
+        raise TypeError(f"{what} must be integers or a bool mask, got {array.dtype}")
+    wrong = (array >= count) | (array < -count) if array.dtype.kind == "i" else array >= count
+    if wrong.any():
+        raise IndexError(f"row {array[wrong][0]} is out of range: the data has {count} rows")
+    result = array.astype(np.int64)
+    result[result < 0] += count
+    return result
+
+
+def contiguous(shape: Sequence[int]) -> tuple[int, ...]:
+    """Give the strides (in items) of a C-contiguous array."""
+    strides, size = [], 1
+    for n in reversed(shape):
+        strides.append(size)
+        size *= n
+    return tuple(reversed(strides))

@@ -1,0 +1,179 @@
+"""What a stage is: one step A -> B of a pipeline, a plain value made by a factory function.
+
+Three kinds fuse into one loop nest. A *value* stage maps one element: `kernel(x, *elements, *params)`, with x an
+int64, uint64, float64 or bool; what it gives is stored in the dtype of the stage's spec. An *index* stage says which
+source element lands where: `kernel(key, size, limit, offset, sign, *params)` writes, for each axis it touches, an
+offset and a direction: out[i] = in[offset + sign * i], `fill` outside. A *sample* stage is anything:
+`kernel(src, dst, key, *params)` over arrays of one sample. Built-in stages have no privileges.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from .. import jit
+from ..spec import Spec
+
+Kernel = Callable[..., Any]
+
+
+class Misfit(Exception):
+    """Why a stage cannot take a spec: what it takes instead, in the user's terms."""
+
+
+class Bound(NamedTuple):
+    """A stage made ready for one spec: the spec that leaves it, and the function that does the work."""
+
+    kind: str  # "value", "index", "sample" or "shape"
+    out: Spec
+    kernel: Kernel
+    params: tuple[Any, ...] = ()  # numbers and arrays handed to the kernel whole
+    elements: tuple[np.ndarray, ...] = ()  # value: float64 arrays that broadcast against the sample, an element each
+    random: bool = False
+    valid: Kernel | None = None  # value, sample: whether an element may come in, `valid(x, *elements, *params)`
+    fill: float | None = None  # index: the value outside the source
+    order: tuple[int, ...] | None = None  # index: axes of the input, in their order in the output
+    touches: tuple[int, ...] = ()  # index: output axes whose offset or sign may change
+
+
+class Stage(NamedTuple):
+    """One step of a pipeline: what it is called, and `bind(spec)`, which checks a spec and makes the step ready for it."""
+
+    name: str
+    bind: Callable[[Spec], Bound]
+    user: bool = False  # the kernel is the user's own code
+    where: str = ""  # the user's file and line
+
+    def __repr__(self) -> str:
+        return self.name
+
+    def __call__(self, array: Any, key: int = 0) -> np.ndarray:
+        """Apply the stage to one plain sample, to try it out; random stages draw by `key`.
+
+        >>> import jitloader as jl
+        >>> jl.clip(0, 2)([1, 2, 3])
+        array([1, 2, 2])
+        """
+        from ..compose import eager
+
+        return eager(self, np.asarray(array), key)
+
+
+class Step(NamedTuple):
+    """A stage linked to fields of a data set: what comes, what leaves, and the salt of its draws."""
+
+    stage: Stage
+    fields: tuple[str, ...]
+    salt: int
+    before: tuple[Spec, ...]
+    bound: tuple[Bound, ...]
+
+
+def floating(dtype: np.dtype) -> np.dtype:
+    """Give the float dtype that numbers of a dtype are computed to: float64 stays, all else becomes float32."""
+    return dtype if dtype == np.float64 else np.dtype(np.float32)
+
+
+def numeric(spec: Spec, name: str) -> None:
+    """Refuse a spec that is not of numbers."""
+    if spec.dtype.kind not in "biuf":
+        raise Misfit(f"{name} takes numbers")
+
+
+def caller() -> str:
+    """Give the file and line of the first frame outside this package."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("jitloader"):
+        frame = frame.f_back
+    return f"{frame.f_code.co_filename} line {frame.f_lineno}"
+
+
+def source_of(function: Kernel) -> str:
+    """Give the file and line where a function was written."""
+    code = jit._plain(function).__code__
+    return f"{code.co_filename} line {code.co_firstlineno}"
+
+
+def wide(dtype: np.dtype) -> str:
+    """Give the dtype name in which elements of a dtype reach a value kernel."""
+    if dtype.kind in "iu":
+        return "uint64" if dtype == np.uint64 else "int64"
+    return "bool" if dtype.kind == "b" else "float64"
+
+
+def arity(function: Kernel) -> int:
+    """Give the number of positional parameters of a function."""
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return sum(p.kind in kinds for p in inspect.signature(jit._plain(function)).parameters.values())
+
+
+def elementwise(function: Kernel | None = None, /, *, dtype: Any = None) -> Any:
+    """Make a stage of a function of one number: (...) of any dtype to (...) of `dtype`, element by element.
+
+    The number comes as a Python int, float (float64) or bool. Where `dtype` is not given it is the field's own if the
+    function gives a number of the same kind, float32 for a float from an integer, else what the function gives. Values
+    that the function needs are taken from its closure or its globals and compiled in. Linking it raises PipelineError
+    where Numba cannot type it.
+
+    >>> import numpy as np, jitloader as jl
+    >>> @jl.elementwise
+    ... def half(x):
+    ...     return x * 0.5
+    >>> jl.Dataset(x=np.arange(3)).map("x", half)[0:3].x
+    array([0. , 0.5, 1. ], dtype=float32)
+    """
+    if function is None:
+        return lambda f: elementwise(f, dtype=dtype)
+    if not callable(function) or arity(function) != 1:
+        raise TypeError(f"elementwise takes a function of one number, got {function!r}")
+    name = getattr(function, "__name__", "elementwise")
+    fixed = None if dtype is None else np.dtype(dtype)
+
+    def out(spec: Spec) -> Spec:
+        given = np.dtype(jit.infer(function, (wide(spec.dtype),)).replace("none", "O"))
+        if given.kind not in "biuf":
+            raise Misfit(f"{name} must return a number")
+        if fixed is not None:
+            return Spec(fixed, spec.shape)
+        if given.kind == spec.dtype.kind or (given.kind in "iu" and spec.dtype.kind in "iu"):
+            return spec
+        return Spec(np.dtype(np.float32) if given.kind == "f" else given, spec.shape)
+
+    def bind(spec: Spec) -> Bound:
+        numeric(spec, name)
+        return Bound("value", out(spec), function)
+
+    return Stage(name, bind, True, source_of(function))
+
+
+def stage(function: Kernel | None = None, /, *, shape: Any = None, dtype: Any = None, out: Any = None) -> Any:
+    """Make a stage of a function over one sample, `function(src, dst, key)`, that writes every element of `dst`.
+
+    `src` and `dst` are C-contiguous arrays of one row; `key` is the row's own random key (`jl.uniform(key, k)`, ...).
+    `dst` has the shape and dtype of `src` unless `shape` or `dtype` are given, or `out(spec) -> Spec` computes them.
+
+    >>> import numpy as np, jitloader as jl
+    >>> @jl.stage(shape=(2,))
+    ... def ends(src, dst, key):
+    ...     dst[0], dst[1] = src[0], src[-1]
+    >>> jl.Dataset(x=np.arange(12).reshape(3, 4)).map("x", ends)[1].x
+    array([4, 7])
+    """
+    if function is None:
+        return lambda f: stage(f, shape=shape, dtype=dtype, out=out)
+    if not callable(function) or arity(function) != 3:
+        raise TypeError(f"stage takes a function (src, dst, key), got {function!r}")
+    size = None if shape is None else (shape,) if isinstance(shape, int) else tuple(shape)
+
+    def made(spec: Spec) -> Spec:
+        if out is not None:
+            return Spec(*out(spec))
+        return Spec(spec.dtype if dtype is None else np.dtype(dtype), spec.shape if size is None else size)
+
+    name = getattr(function, "__name__", "stage")
+    return Stage(name, lambda spec: Bound("sample", made(spec), function, random=True), True, source_of(function))

@@ -1,0 +1,220 @@
+"""Value stages: one element in, one out; computed in float64 or int64 and stored once in the dtype of the arrow."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from ..spec import Spec
+from .stage import Bound, Misfit, Stage, floating, numeric
+
+
+def spatial(spec: Spec, name: str, axes: tuple[int, int] | None = None) -> tuple[int, int]:
+    """Give the axes of height and width: those named, else the two that are not channels (1 to 4 of them)."""
+    rank = len(spec.shape)
+    if axes is not None:
+        if len(axes) != 2 or any(not -rank <= a < rank for a in axes):
+            raise Misfit(f"{name} has axes={axes}: two axes of the sample")
+        return axes[0] % rank, axes[1] % rank
+    if rank == 2:
+        return 0, 1
+    if rank == 3 and spec.shape[2] in (1, 2, 3, 4):
+        return 0, 1
+    if rank == 3 and spec.shape[0] in (1, 2, 3, 4):
+        return 1, 2
+    raise Misfit(f"{name} takes images (H, W), (H, W, C) or (C, H, W) with 1 to 4 channels; else name axes=(height, width)")
+
+
+def fit(values: Any, spec: Spec, name: str, what: str) -> np.ndarray:
+    """Give numbers as float64, shaped to broadcast against a sample; a 1-D one may also be one for each channel."""
+    array = np.asarray(values, np.float64)
+    rank = len(spec.shape)
+    if array.ndim <= rank:
+        shape = (1,) * (rank - array.ndim) + array.shape
+        if all(a in (1, n) for a, n in zip(shape, spec.shape, strict=True)):
+            return array.reshape(shape)
+    if array.ndim == 1 and rank == 3 and spec.shape[0] == array.size:
+        return array.reshape(-1, 1, 1)
+    raise Misfit(f"{name} has {what} of shape {array.shape}, which does not broadcast against it")
+
+
+def _numbers(values: Any, name: str, what: str) -> np.ndarray:
+    array = np.asarray(values)
+    if array.dtype.kind not in "biuf":
+        raise TypeError(f"{name}: {what} must be numbers, got {array.dtype}")
+    array = array.astype(np.float64)
+    if not np.isfinite(array).all():
+        raise ValueError(f"{name}: {what} must be finite, got {array[~np.isfinite(array)][0]}")
+    return array
+
+
+def _normalize(x, mean, inverse):  # type: ignore[no-untyped-def]
+    return (x - mean) * inverse
+
+
+def normalize(mean: Any, std: Any) -> Stage:
+    """Map x to (x - mean) / std: (...) of any number to (...) float32 (float64 stays float64).
+
+    `mean` and `std` are numbers or arrays that broadcast against the sample, as in NumPy; a 1-D one of length C also
+    fits channels first. Computed in float64, rounded once. A std of 0 (a constant column) divides by 1. Raises
+    PipelineError where they do not broadcast, ValueError for a negative or non-finite one.
+
+    >>> import jitloader as jl
+    >>> jl.normalize([1.0, 2.0], [1.0, 4.0])([3, 4])
+    array([2. , 0.5], dtype=float32)
+    """
+    centre, spread = _numbers(mean, "normalize", "mean"), _numbers(std, "normalize", "std")
+    if (spread < 0).any():
+        raise ValueError(f"normalize: std must not be negative, got {spread[spread < 0][0]}")
+    inverse = 1.0 / np.where(spread == 0, 1.0, spread)
+
+    def bind(spec: Spec) -> Bound:
+        numeric(spec, "normalize")
+        elements = fit(centre, spec, "normalize", "mean"), fit(inverse, spec, "normalize", "std")
+        return Bound("value", Spec(floating(spec.dtype), spec.shape), _normalize, elements=elements)
+
+    return Stage("normalize", bind)
+
+
+def _scale(x, factor):  # type: ignore[no-untyped-def]
+    return x / factor
+
+
+def scale(low: float = 0.0, high: float = 1.0) -> Stage:
+    """Map the whole range of an unsigned integer dtype onto [low, high]: uint8 (...) to float32 (...), 255 to high exactly.
+
+    >>> import numpy as np, jitloader as jl
+    >>> jl.scale()(np.array([0, 51, 255], "uint8"))
+    array([0. , 0.2, 1. ], dtype=float32)
+    """
+    if not low < high:
+        raise ValueError(f"scale: low must be below high, got {low} and {high}")
+
+    def bind(spec: Spec) -> Bound:
+        if spec.dtype.kind != "u":
+            raise Misfit("scale takes an unsigned integer dtype, as uint8")
+        top = float(np.iinfo(spec.dtype).max)
+        made = Spec(np.dtype(np.float32), spec.shape)
+        if (low, high) == (0, 1):
+            return Bound("value", made, _scale, (top,))
+        return Bound("value", made, _scale_to, (top, float(low), float(high)))
+
+    return Stage("scale" if (low, high) == (0, 1) else f"scale({low}, {high})", bind)
+
+
+def _scale_to(x, factor, low, high):  # type: ignore[no-untyped-def]
+    part = x / factor
+    return low * (1.0 - part) + high * part
+
+
+def _same(x):  # type: ignore[no-untyped-def]
+    return x
+
+
+def _truncate(x, low, high):  # type: ignore[no-untyped-def]
+    return int(x)
+
+
+def _inside(x, low, high):  # type: ignore[no-untyped-def]
+    return low <= x <= high
+
+
+def _between(x, low, high):  # type: ignore[no-untyped-def]
+    return low < x < high
+
+
+def _is_true(x):  # type: ignore[no-untyped-def]
+    return x != 0
+
+
+def cast(dtype: Any) -> Stage:
+    """Map x to the same number in another dtype: (...) to (...) of `dtype`; a float to an integer drops the fraction.
+
+    A number that does not fit (300 or NaN into uint8) is a PipelineError naming the row, never another number.
+
+    >>> import jitloader as jl
+    >>> jl.cast("int32")([1.7, -1.7])
+    array([ 1, -1], dtype=int32)
+    """
+    target = np.dtype(dtype)
+    name = f"cast({target})"
+    if target.name not in ("bool", *(f"{k}{b}" for k in ("int", "uint") for b in (8, 16, 32, 64)), "float32", "float64"):
+        raise TypeError(f"cast: a kernel cannot write {target}; it can write bool, int8 to int64, uint8 to uint64, float32, float64")
+
+    def bind(spec: Spec) -> Bound:
+        numeric(spec, name)
+        made = Spec(target, spec.shape)
+        if target.kind == "b":
+            return Bound("value", made, _is_true)
+        if target.kind == "f" or np.can_cast(spec.dtype, target):
+            return Bound("value", made, _same)
+        info = np.iinfo(target)
+        if spec.dtype.kind in "iu":
+            return Bound("value", made, _truncate, (int(info.min), min(int(info.max), 2**63 - 1)), valid=_inside)
+        # Strictly between these, what is left after the fraction is dropped fits; 64-bit bounds have no float64 next door.
+        low = float(info.min) - 1 if info.bits < 64 else np.nextafter(float(info.min), -np.inf)
+        return Bound("value", made, _truncate, (float(min(low, -1.0)), float(int(info.max) + 1)), valid=_between)
+
+    return Stage(name, bind)
+
+
+def _clip(x, low, high):  # type: ignore[no-untyped-def]
+    return low if x < low else high if x > high else x
+
+
+def clip(low: float, high: float) -> Stage:
+    """Map x to the nearest number in [low, high]: (...) to (...) of the same dtype; NaN stays NaN.
+
+    >>> import jitloader as jl
+    >>> jl.clip(0, 1)([-0.5, 0.5, 2.0])
+    array([0. , 0.5, 1. ])
+    """
+    if not low <= high:
+        raise ValueError(f"clip: low must not be above high, got {low} and {high}")
+
+    whole = float(low).is_integer() and float(high).is_integer()
+
+    def bind(spec: Spec) -> Bound:
+        numeric(spec, "clip")
+        if spec.dtype.kind == "f":
+            return Bound("value", spec, _clip, (float(low), float(high)))
+        info = np.iinfo(spec.dtype) if spec.dtype.kind in "iu" else np.iinfo(np.uint8)
+        if not whole or low < info.min or high > info.max:
+            raise Misfit(f"clip({low}, {high}) takes floats; whole bounds within {info.min} .. {info.max} fit this dtype")
+        return Bound("value", spec, _clip, (int(low), int(high)))
+
+    return Stage(f"clip({low}, {high})", bind)
+
+
+def _lookup(x, table):  # type: ignore[no-untyped-def]
+    return table[min(max(int(x), 0), table.size - 1)]
+
+
+def _in_table(x, table):  # type: ignore[no-untyped-def]
+    return 0 <= x < table.size
+
+
+def lookup(table: Any) -> Stage:
+    """Map x to table[x]: integers (...) to (...) of the table's dtype.
+
+    `table` is a 1-D array of numbers. An index outside it is a PipelineError naming the row; floats (and so NaN) are
+    refused when linked.
+
+    >>> import numpy as np, jitloader as jl
+    >>> jl.lookup(np.array([10.0, 20.0, 30.0], "float32"))([2, 0])
+    array([30., 10.], dtype=float32)
+    """
+    values = np.ascontiguousarray(table)
+    if values.ndim != 1 or values.size == 0 or values.dtype.kind not in "biuf":
+        raise ValueError(f"lookup: table must be a 1-D array of numbers with an entry, got {values.dtype} {values.shape}")
+    if values.dtype == np.float16 or not values.dtype.isnative:
+        values = values.astype(np.float32 if values.dtype == np.float16 else values.dtype.newbyteorder("="))
+
+    def bind(spec: Spec) -> Bound:
+        if spec.dtype.kind not in "iu":
+            raise Misfit(f"lookup takes integers, 0 to {values.size - 1}")
+        return Bound("value", Spec(values.dtype, spec.shape), _lookup, (values,), valid=_in_table)
+
+    return Stage(f"lookup({values.size})", bind)
