@@ -11,6 +11,7 @@ gives the same bits: that is how `data[i]`, `trace` and error reports work.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -148,9 +149,10 @@ class _Flow:
 
     def __init__(self, var: str, base: str, dtype: np.dtype, shape: Sequence[int], strides: Sequence[int]) -> None:
         self.var, self.base, self.dtype = var, base, dtype
+        self.logical = dtype  # what the bits mean to the user, where that is not the dtype that carries them
         self.axes = [_Axis(n, s) for n, s in zip(shape, strides, strict=True)]
         self.values: list[_Value] = []
-        self.fill: tuple[float, int] | None = None  # the value outside, and how many value stages come before it
+        self.fill: tuple[Any, int] | None = None  # the value outside, and how many value stages come before it
         self.shape: tuple[int, ...] | None = None  # after a reshape
         self.names: list[str] = []
 
@@ -176,8 +178,7 @@ class _Composer:
         self.code = _Code()
         self.scope: dict[str, Any] = {
             "np": np, "i64": rng.i64, "u64": rng.u64, "subkey": rng.subkey, "mix": rng.mix, "prefetch": jit.prefetch,
-            "array_at": jit.array_at, "float32_of": jit.float32_of, "float64_of": jit.float64_of,
-            "half_of": half_of, "swap": swap_bytes,
+            "array_at": jit.array_at,
         }  # fmt: skip
         self.names: list[str] = []
         self.arguments: list[Any] = []
@@ -253,7 +254,7 @@ class _Composer:
             flow.axes = [flow.axes[k] for k in order]
             flow.values = [v._replace(arrays=tuple(e.transpose(order) for e in v.arrays)) for v in flow.values]
         if bound.fill is not None:
-            flow.fill = (bound.fill, len(flow.values))
+            flow.fill = _outside(flow, bound.fill), len(flow.values)
         if touched:
             self.place(flow, bound, key)
         for axis, n in zip(flow.axes, bound.out.shape, strict=True):
@@ -473,15 +474,14 @@ class _Composer:
         """Give the values outside the source, after the value stages that follow: an array that broadcasts."""
         if flow.fill is None:
             return None
-        value, skip = flow.fill
-        dtype = flow.values[skip - 1].bound.out.dtype if skip else flow.dtype
-        start = np.array(value).astype(dtype)[()]
+        start, skip = flow.fill
+        dtype = start.dtype
         rest = flow.values[skip:]
         if not rest:
             return np.full((1,) * len(axes), start)
-        result = _evaluate(rest, arrays[skip:], np.full(1, start), dtype)
+        result = _evaluate(rest, arrays[skip:], np.full(1, start, dtype), dtype)
         if result is None:
-            raise PipelineError(f"the fill value {value} of a padded stage cannot pass {self.name_of(rest)}")
+            raise PipelineError(f"the fill value {start} of a padded stage cannot pass {self.name_of(rest)}")
         return result[..., 0]
 
     def name_of(self, values: Sequence[_Value]) -> str:
@@ -506,6 +506,18 @@ class _Composer:
     steps: tuple[Step, ...] = ()
     maps: list[str]
     count: str  # the name of the argument that holds the number of samples
+
+
+def _outside(flow: _Flow, value: float) -> Any:
+    """Give the value outside the source as the dtype that is pending there, or as the bits that carry it."""
+    if flow.values:
+        return np.array(value).astype(flow.values[-1].bound.out.dtype)[()]
+    if flow.logical == flow.dtype:
+        return np.array(value).astype(flow.dtype)[()]
+    bits = np.frombuffer(np.array(value).astype(flow.logical).tobytes(), flow.dtype)
+    if (bits != bits[0]).any():
+        raise PipelineError(f"padding {flow.logical} with {value} is not possible: cast it first")
+    return bits[0]
 
 
 def _fixed(spec: Spec) -> tuple[int, ...]:
@@ -619,6 +631,10 @@ def _element_steps(e: np.ndarray, inner: int, pixel: int, axes: list[_Axis]) -> 
     return steps
 
 
+# ---------------------------------------------------------------------------------------------------------------------
+# Bits that kernels carry but cannot compute with
+
+
 def half_of(bits):  # type: ignore[no-untyped-def]
     """Give the float64 whose value is that of a float16 with these bits (IEEE 754 binary16)."""
     exponent, fraction = (bits >> 10) & 31, float(bits & 1023)
@@ -627,17 +643,81 @@ def half_of(bits):  # type: ignore[no-untyped-def]
     elif exponent == 0:
         value = fraction * 5.9604644775390625e-08  # 2 ** -24
     else:
-        value = (fraction + 1024.0) * 2.0 ** float(exponent - 25)
+        value = (fraction + 1024.0) * math.ldexp(1.0, exponent - 25)
     return -value if bits & 32768 else value
 
 
-def swap_bytes(x, size):  # type: ignore[no-untyped-def]
-    """Give an unsigned integer of `size` bytes with its bytes in the other order, as a signed 64-bit number."""
-    result = rng.u64(0)
+def brain_of(bits):  # type: ignore[no-untyped-def]
+    """Give the float whose value is that of a bfloat16 with these bits: the upper half of a float32."""
+    return np.float64(jit.float32_of(bits << 16))
+
+
+def swapped(bits, size):  # type: ignore[no-untyped-def]
+    """Give an unsigned number of `size` bytes with its bytes in the other order."""
+    rest, result = rng.u64(bits), rng.u64(0)
     for _ in range(size):
-        result = rng.u64((result << rng.u64(8)) | (rng.u64(x) & rng.u64(255)))
-        x = rng.u64(x) >> rng.u64(8)
-    return rng.i64(result)
+        result = rng.u64(result << rng.u64(8)) | (rest & rng.u64(255))
+        rest = rest >> rng.u64(8)
+    return result
+
+
+def swapped_signed(bits, size):  # type: ignore[no-untyped-def]
+    """Give a signed number of `size` bytes with its bytes in the other order."""
+    shift = rng.u64(64 - 8 * size)
+    return rng.i64(rng.u64(swapped(bits, size) << shift)) >> rng.i64(shift)
+
+
+def swapped_unsigned(bits, size):  # type: ignore[no-untyped-def]
+    """Give an unsigned number below 2**32 with its bytes in the other order, as a signed one."""
+    return rng.i64(swapped(bits, size))
+
+
+def swapped_single(bits, size):  # type: ignore[no-untyped-def]
+    """Give the float32 with these bits in the other byte order."""
+    return np.float64(jit.float32_of(rng.i64(swapped(bits, size))))
+
+
+def swapped_double(bits, size):  # type: ignore[no-untyped-def]
+    """Give the float64 with these bits in the other byte order."""
+    return jit.float64_of(rng.i64(swapped(bits, size)))
+
+
+def swapped_half(bits, size):  # type: ignore[no-untyped-def]
+    """Give the float16 with these bits in the other byte order, as float64."""
+    return half_of(rng.i64(swapped(bits, size)))
+
+
+def decoded(spec: Spec) -> Spec:
+    """Give the spec that computing stages see: float16 and bfloat16 as float32, the other byte order as the native one."""
+    if spec.dtype.name in ("float16", "bfloat16"):
+        return Spec(np.dtype(np.float32), spec.shape)
+    if spec.dtype.kind in "iuf" and not spec.dtype.isnative:
+        return Spec(spec.dtype.newbyteorder("="), spec.shape)
+    return spec
+
+
+def _decoder(dtype: np.dtype) -> tuple[Callable[..., Any], tuple[int, ...]]:
+    size = dtype.itemsize
+    if dtype.name == "bfloat16":
+        return brain_of, ()
+    if dtype.name == "float16":
+        return (half_of, ()) if dtype.isnative else (swapped_half, (2,))
+    if dtype.kind == "f":
+        return (swapped_single if size == 4 else swapped_double), (size,)
+    if dtype.kind == "i":
+        return swapped_signed, (size,)
+    return (swapped if size == 8 else swapped_unsigned), (size,)
+
+
+def _decode(flow: _Flow) -> None:
+    """Put the decoding of a flow's bits before what is to come."""
+    shape = flow.shape or tuple(a.n for a in flow.axes)
+    seen = decoded(Spec(flow.logical, shape))
+    if seen.dtype == flow.logical:
+        return
+    kernel, params = _decoder(flow.logical)
+    flow.values.append(_Value(-1, Bound("value", seen, kernel, params), (), False, "0"))
+    flow.logical = seen.dtype
 
 
 def compose(
@@ -791,7 +871,9 @@ def _read(made: _Composer, name: str, samples: Samples, maps: dict[Any, str]) ->
     shape = tuple(int(n or 0) for n in samples.shape)
     if len(samples.strides) > len(shape):
         shape = (*shape, samples.dtype.itemsize)
-    return _Flow(flat, base, samples.carrier, shape, samples.strides)
+    flow = _Flow(flat, base, samples.carrier, shape, samples.strides)
+    flow.logical = samples.dtype
+    return flow
 
 
 def _apply(
@@ -805,6 +887,8 @@ def _apply(
         add(f"{key} = subkey(sample, {step.salt})")
     for which, name in enumerate(step.fields):
         flow, bound, before = flows[name], step.bound[which], step.before[which]
+        if before.dtype != flow.logical:
+            _decode(flow)
         if bound.kind != "sample":
             flows[name] = made.link(flow, step, number, which, key)
             continue
@@ -834,10 +918,6 @@ def _apply(
         add(f"{made.function(bound.kernel)}(src, dst, {key}{params})")
         shape = _fixed(bound.out)
         flows[name] = None if direct else _Flow(target, "0", carrier, shape, contiguous(shape))
-
-
-def _decode(samples: Samples) -> Step | None:
-    return None
 
 
 def eager(stage: Stage, array: np.ndarray, key: int = 0) -> np.ndarray:

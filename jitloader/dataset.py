@@ -3,33 +3,26 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import keyword
 import math
 import os
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from . import compose, jit, rng, storage
+from . import compose, jit, passes, rng, storage
+from .compose import decoded
 from .errors import PipelineError
+from .passes import Statistics
 from .samples import Rows, Samples, as_indices, join, records
 from .spec import Spec
-from .stages import Misfit, Stage, Step, elementwise, stage
+from .stages import Bound, Misfit, Stage, Step, cast, elementwise, stage
 from .stages.stage import arity, caller
 
 SELECT = 1  # the salt under which split draws
-
-
-class Statistics(NamedTuple):
-    """Per-element statistics of a field over its rows, float64, in the shape of one element (channels last)."""
-
-    mean: np.ndarray
-    std: np.ndarray
-    min: np.ndarray
-    max: np.ndarray
-    count: int
 
 
 class Dataset:
@@ -133,19 +126,24 @@ class Dataset:
                 made = made._replace(where=caller())
             before, bound = [], []
             for name in names:
-                spec = decoded(specs[name])
-                if spec != specs[name]:
-                    spec = specs[name]
+                spec, ready = self._bind(made, name, specs[name], len(steps))
                 before.append(spec)
-                bound.append(self._bind(made, name, spec, len(steps)))
-                specs[name] = bound[-1].out
+                bound.append(ready)
+                specs[name] = ready.out
             steps.append(Step(made, names, salt, tuple(before), tuple(bound)))
             salt += 1
         return self._with(steps=tuple(steps))
 
-    def _bind(self, made: Stage, name: str, spec: Spec, number: int) -> Any:
+    def _bind(self, made: Stage, name: str, spec: Spec, number: int) -> tuple[Spec, Bound]:
+        """Check a stage against a spec; where it computes, bits that no kernel computes with are decoded for it first."""
+        seen = decoded(spec)
         try:
-            return made.bind(spec)
+            if seen != spec:
+                with contextlib.suppress(Misfit):
+                    ready = made.bind(spec)
+                    if ready.kind in ("index", "shape"):
+                        return spec, ready
+            return seen, made.bind(seen)
         except Misfit as misfit:
             reason, where = str(misfit), made.where
         except jit.CompileError as error:
@@ -331,11 +329,54 @@ class Dataset:
         """
         if field not in self._sources:
             raise KeyError(f"no field {field!r}: there are {', '.join(self._fields)}")
-        return statistics_of(self, field)
+        spec = decoded(self.spec[field])
+        if spec.dtype.kind not in "biuf" or spec.ragged:
+            raise PipelineError(f"statistics takes a field of numbers of one shape; {field!r} is {spec}")
+        data = self._only((field,))
+        if spec != self.spec[field]:
+            data = data.map(field, cast(spec.dtype))
+        program = data.program(compose.only_row, ())
+        return data._swept(lambda: passes.statistics(program, len(data), epoch_key(0, 0)), program)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the rows, through their stages, to a folder with a `.npy` a field; whole or not at all."""
-        save_dataset(self, path)
+        """Write the rows, through their stages (random ones with the draws of seed 0, epoch 0), to a folder: a `.npy` a
+        field and a manifest, whole or not at all. `jl.open(path)` reads it."""
+        program = self.program(compose.only_row, ())
+        specs = {o.name: (o.spec.dtype, (len(self), *o.spec.shape)) for o in program.outputs}
+        with storage.create_fields(path, specs) as arrays:
+            targets = [arrays[o.name] for o in program.outputs]
+
+            def consume(start: int, chunk: list[np.ndarray]) -> None:
+                for target, found in zip(targets, chunk, strict=True):
+                    target[start : start + len(found)] = found
+
+            self._swept(lambda: passes.sweep(program, len(self), epoch_key(0, 0), lambda: consume), program)
+
+    def _swept(self, run: Callable[[], Any], program: compose.Program) -> Any:
+        try:
+            return run()
+        except passes.Stopped as stopped:
+            raise self.failed(program, stopped.number, stopped.row, 0, 0) from None
+
+    def _only(self, fields: tuple[str, ...]) -> Dataset:
+        """Give a data set of some fields, with the stages that concern them alone."""
+        new = object.__new__(Dataset)
+        steps = tuple(s for s in self._steps if set(s.fields) & set(fields))
+        kept = tuple(
+            s._replace(
+                fields=tuple(f for f in s.fields if f in fields),
+                before=tuple(b for f, b in zip(s.fields, s.before, strict=True) if f in fields),
+                bound=tuple(b for f, b in zip(s.fields, s.bound, strict=True) if f in fields),
+            )
+            for s in steps
+        )
+        new._set({f: self._sources[f] for f in fields}, kept, fields)
+        return new
+
+    def _emptied(self) -> Dataset:
+        """Give the data set without its arrays, for a loader that was closed."""
+        gone = {n: s._replace(parts=(), rows=s.rows._replace(table=None)) for n, s in self._sources.items()}
+        return self._with(gone)
 
     @property
     def sources(self) -> dict[str, Samples]:
@@ -389,11 +430,6 @@ def as_stage(value: Any) -> Stage:
     raise TypeError(f"{value!r} is not a stage: give one such as jl.normalize(mean, std), or a function")
 
 
-def decoded(spec: Spec) -> Spec:
-    """Give the spec that stages see."""
-    return spec
-
-
 def epoch_key(seed: int, epoch: int) -> int:
     """Give the key from which all draws of an epoch come."""
     return rng.subkey(rng.mix(seed), epoch)
@@ -409,11 +445,3 @@ def compose_owner(data: Dataset, line: int) -> int:
     """Give the step that a line of the plain single-row program belongs to."""
     program = data.program(compose.only_row, ())
     return program.owners[line - 1]
-
-
-def statistics_of(data: Dataset, field: str) -> Statistics:
-    raise NotImplementedError
-
-
-def save_dataset(data: Dataset, path: Any) -> None:
-    raise NotImplementedError

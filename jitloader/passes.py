@@ -1,0 +1,172 @@
+"""One pass over all rows in parallel: a program fills a chunk that stays in cache, and something is done with it."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import threading
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from . import jit
+from .compose import Program
+from .spec import Spec
+
+CHUNK = 256 << 10  # bytes of output a thread works on at a time: half of a second-level cache
+
+Consume = Callable[[int, list[np.ndarray]], None]
+
+
+class Stopped(Exception):
+    """A row on which the program stopped: number of the step, row."""
+
+    def __init__(self, number: int, row: int) -> None:
+        super().__init__(number, row)
+        self.number, self.row = number, row
+
+
+def sweep(program: Program, count: int, key: int, make_consumer: Callable[[], Consume], threads: int | None = None) -> None:
+    """Run `program` over rows 0 .. count - 1 in chunks, on several threads; each has a consumer of its own.
+
+    `consume(start, arrays)` gets the first row of a chunk and its arrays, valid until it returns; chunks come in any
+    order. Raises Stopped where a row fails, and what a consumer raises.
+    """
+    row = sum(o.size * o.carrier.itemsize for o in program.outputs)
+    size = max(1, min(CHUNK // max(row, 1), count))
+    kernel = program.load()
+    numbers = itertools.count()  # next() on it is one step under the GIL
+    failed: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            consume = make_consumer()
+            buffers = program.buffers(size)
+            call = kernel.bind(*program.values(buffers))
+            call.set(4, key)
+            error = call._values[6]
+            while not failed:
+                start = next(numbers) * size
+                rows = min(size, count - start)
+                if rows <= 0:
+                    return
+                call.set(0, start)
+                call.set(2, rows)
+                try:
+                    status = call()
+                except jit.KernelError:
+                    raise Stopped(-2, int(error[1])) from None
+                if status:
+                    raise Stopped(int(error[0]) - 1, int(error[1]))
+                consume(start, [a[:rows] for a in program.shaped(buffers, size)])
+        except BaseException as problem:
+            failed.append(problem)
+
+    wanted = min(threads or jit.available_cpus(), -(-count // size))
+    others = [threading.Thread(target=work, name="jitloader-pass", daemon=True) for _ in range(wanted - 1)]
+    for thread in others:
+        thread.start()
+    work()
+    for thread in others:
+        thread.join()
+    if failed:
+        raise failed[0]
+
+
+class Statistics(NamedTuple):
+    """Statistics of a field over its rows, float64: one number for each channel (or column), or 0-d for scalars."""
+
+    mean: np.ndarray
+    std: np.ndarray
+    min: np.ndarray
+    max: np.ndarray
+    count: int
+
+
+def moments(x, outer, channels, inner, mean, square, low, high):  # type: ignore[no-untyped-def]
+    """Give mean, sum of squared differences from it, minimum and maximum of each channel, in two passes over a chunk."""
+    n = float(outer * inner)
+    for c in range(channels):
+        mean[c] = 0.0
+        square[c] = 0.0
+        first = float(x[c * inner])
+        low[c] = first
+        high[c] = first
+    # Differences from the first value: a column of one value sums to exactly zero.
+    if inner == 1:
+        for o in range(outer):
+            row = x[o * channels : (o + 1) * channels]
+            for c in range(channels):
+                mean[c] += np.float64(row[c]) - np.float64(x[c])
+    else:
+        for o in range(outer):
+            for c in range(channels):
+                total = 0.0
+                run = x[(o * channels + c) * inner : (o * channels + c + 1) * inner]
+                for i in range(inner):
+                    total += np.float64(run[i]) - np.float64(x[c * inner])
+                mean[c] += total
+    for c in range(channels):
+        mean[c] = np.float64(x[c * inner]) + mean[c] / n
+    for o in range(outer):
+        for c in range(channels):
+            run = x[(o * channels + c) * inner : (o * channels + c + 1) * inner]
+            centre = mean[c]
+            for i in range(inner):
+                v = np.float64(run[i])
+                square[c] += (v - centre) * (v - centre)
+                if v < low[c] or v != v:
+                    low[c] = v
+                if v > high[c] or v != v:
+                    high[c] = v
+
+
+def layout(spec: Spec) -> tuple[int, int, int, tuple[int, ...]]:
+    """Give (outer, channels, inner, shape of the result) of one sample: channels are the last axis, or the first of a
+    (C, H, W) image."""
+    shape = tuple(int(n or 0) for n in spec.shape)
+    if not shape:
+        return 1, 1, 1, ()
+    if len(shape) == 3 and shape[0] in (1, 2, 3, 4) and shape[2] not in (1, 2, 3, 4):
+        return 1, shape[0], shape[1] * shape[2], (shape[0],)
+    return math.prod(shape[:-1]), shape[-1], 1, (shape[-1],)
+
+
+def statistics(program: Program, count: int, key: int) -> Statistics:
+    """Give the statistics of a program's one output over its rows, merged from chunks (Chan, Golub, LeVeque 1979)."""
+    output = program.outputs[0]
+    outer, channels, inner, shape = layout(output.spec)
+    parts: list[tuple[int, np.ndarray, np.ndarray, np.ndarray, np.ndarray]] = []
+    kinds = [jit.Array(output.spec.dtype.name, 1), jit.INT, jit.INT, jit.INT, *[jit.Array("float64", 1)] * 4]
+    kernel = jit.load(moments, kinds)
+
+    def make_consumer() -> Consume:
+        def consume(start: int, arrays: list[np.ndarray]) -> None:
+            found = [np.empty(channels) for _ in range(4)]
+            x = arrays[0]
+            if x.size:
+                with np.errstate(all="ignore"):
+                    kernel(x.reshape(-1), len(x) * outer, channels, inner, *found)
+                parts.append((start, *found))
+
+        return consume
+
+    sweep(program, count, key, make_consumer)
+    parts.sort(key=lambda part: part[0])  # so that the sum does not depend on which thread was first
+    if not parts:
+        empty = np.full(shape, np.nan)
+        return Statistics(empty, empty.copy(), empty.copy(), empty.copy(), 0)
+    starts = [part[0] for part in parts]
+    weights = np.diff([*starts, count]).astype(np.float64)[:, None] * (outer * inner)
+    mean, square, low, high = (np.stack([part[k] for part in parts]) for k in (1, 2, 3, 4))
+    total = float(count * outer * inner)
+    with np.errstate(all="ignore"):
+        base = mean[0]
+        centre = base + np.array([math.fsum(column) for column in ((mean - base) * weights).T]) / total
+        spread = square + weights * (mean - centre) ** 2
+        deviation = np.sqrt(np.array([math.fsum(column) for column in spread.T]) / total)
+    least, most = low.min(axis=0), high.max(axis=0)
+    constant = least == most
+    centre, deviation = np.where(constant, least, centre), np.where(constant, 0.0, deviation)
+    return Statistics(*(a.reshape(shape) for a in (centre, deviation, least, most)), count)
