@@ -6,9 +6,11 @@ from .errors import PipelineError as PipelineError
 from .errors import StateError as StateError
 from .jit import clear_cache as clear_cache
 from .jit import compile_events as compile_events
+from .compose import Ragged as Ragged
 from .loader import Loader as Loader
 from .orders import sequential as sequential
 from .orders import shuffled as shuffled
+from .ragged import ragged as ragged
 from .rng import bernoulli as bernoulli
 from .rng import normal as normal
 from .rng import permutation as permutation
@@ -27,10 +29,14 @@ from .stages import flatten as flatten
 from .stages import lookup as lookup
 from .stages import normalize as normalize
 from .stages import one_hot as one_hot
+from .stages import pad_rows as pad_rows
+from .stages import pad_to_longest as pad_to_longest
 from .stages import random_crop as random_crop
+from .stages import random_cut as random_cut
 from .stages import random_flip as random_flip
 from .stages import scale as scale
 from .stages import stage as stage
 from .stages import transpose as transpose
+from .stages import truncate as truncate
 
 __version__ = "0.1.0"

@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -17,25 +18,45 @@ ALIGN = 64  # bytes: a cache line, and what JAX wants for taking a buffer withou
 
 
 class Slot:
-    """Room for some rows of every field: `flat` for kernels, `whole` as the user sees it."""
+    """Room for some rows of every field: flat arrays over buffers of the slot's own."""
 
-    __slots__ = ("addresses", "baseline", "busy", "flat", "owners", "rows", "whole")
+    __slots__ = ("_whole", "addresses", "baseline", "busy", "flat", "owners", "rows")
 
-    def __init__(self, rows: int, kinds: Sequence[tuple[np.dtype, int]], shape: Callable[[int, np.ndarray], np.ndarray]) -> None:
-        sizes = [rows * size * dtype.itemsize for dtype, size in kinds]
-        try:
-            self.owners = [np.empty(n + ALIGN, np.uint8) for n in sizes]
-        except MemoryError:
-            total = sum(sizes)
-            raise MemoryError(f"no memory for a batch buffer of {total:,} bytes ({rows:,} rows); use a smaller batch_size") from None
-        self.flat = []
-        for owner, nbytes, (dtype, _) in zip(self.owners, sizes, kinds, strict=True):
-            skip = -owner.ctypes.data % ALIGN
-            self.flat.append(owner[skip : skip + nbytes].view(dtype))
-        self.addresses = [a.ctypes.data for a in self.flat]
-        self.whole = [shape(k, flat) for k, flat in enumerate(self.flat)]
+    def __init__(self, rows: int, kinds: Sequence[tuple[np.dtype, int]]) -> None:
         self.rows, self.busy = rows, False
+        self.owners: list[np.ndarray] = []
+        self.flat: list[np.ndarray] = []
+        self.addresses: list[int] = []
         self.baseline: list[int] = []
+        self._whole: list[np.ndarray] | None = None
+        for dtype, size in kinds:
+            self._add(rows * size, dtype)
+
+    def _add(self, items: int, dtype: np.dtype) -> None:
+        nbytes = items * dtype.itemsize
+        try:
+            owner = np.empty(nbytes + ALIGN, np.uint8)
+        except MemoryError:
+            raise MemoryError(f"no memory for a batch buffer of {nbytes:,} bytes ({self.rows:,} rows): use a smaller batch_size") from None
+        skip = -owner.ctypes.data % ALIGN
+        self.owners.append(owner)
+        self.flat.append(owner[skip : skip + nbytes].view(dtype))
+        self.addresses.append(self.flat[-1].ctypes.data)
+
+    def reserve(self, k: int, items: int) -> None:
+        """Make buffer k hold at least so many items, in fresh memory where it does not."""
+        if self.flat[k].size >= items:
+            return
+        other = Slot(self.rows, [])
+        other._add(items + items // 4, self.flat[k].dtype)
+        self.owners[k], self.flat[k], self.addresses[k] = other.owners[0], other.flat[0], other.addresses[0]
+
+    def shaped(self, outputs: Sequence[Any], shape: Callable[[Any, np.ndarray, int], np.ndarray]) -> list[np.ndarray]:
+        """Give the buffers as the arrays of `rows` rows that users see: slices of these are what is handed out."""
+        if self._whole is None:
+            self._whole = [shape(o, flat, self.rows) for o, flat in zip(outputs, self.flat, strict=True)]
+            self.settle()
+        return self._whole
 
     def settle(self) -> Slot:
         """Note the counts of a slot that nobody holds; not in `__init__`, whose own names still refer to buffers."""
@@ -75,8 +96,8 @@ class Pool:
                     if slot.free:
                         slot.busy = True
                         if self.poison:
-                            for flat in slot.flat:
-                                flat.view(np.uint8)[:] = 0xA5
+                            for owner in slot.owners:
+                                owner[:] = 0xA5
                         return slot
             slot = self._make().settle()
             slot.busy = True

@@ -59,9 +59,14 @@ class Dataset:
         self._sources, self._steps, self._fields = sources, steps, fields
         self._batch = batch_type(fields)
 
-    def _with(self, sources: dict[str, Samples] | None = None, steps: tuple[Step, ...] | None = None) -> Dataset:
+    def _with(
+        self,
+        sources: dict[str, Samples] | None = None,
+        steps: tuple[Step, ...] | None = None,
+        fields: tuple[str, ...] | None = None,
+    ) -> Dataset:
         new = object.__new__(Dataset)
-        new._set(sources or self._sources, self._steps if steps is None else steps, self._fields)
+        new._set(sources or self._sources, self._steps if steps is None else steps, fields or self._fields)
         return new
 
     # -- looking ------------------------------------------------------------------------------------------------------
@@ -77,20 +82,21 @@ class Dataset:
     @property
     def spec(self) -> dict[str, Spec]:
         """The type of one sample of each field, after all stages."""
-        result = {name: samples.spec for name, samples in self._sources.items()}
+        found = {name: samples.spec for name, samples in self._sources.items()}
         for step in self._steps:
-            for name, bound in zip(step.fields, step.bound, strict=True):
-                result[name] = bound.out
-        return result
+            found.update({name: bound.out for name, bound in zip(step.outputs, step.bound, strict=True)})
+        return {name: found[name] for name in self._fields}
 
     def __repr__(self) -> str:
         lines = [f"Dataset of {len(self):,} rows"]
         for name in self._fields:
-            samples = self._sources[name]
-            text = f"  {name}: {samples.name} {samples.spec}"
+            samples = self._sources.get(name)
+            text = f"  {name}:" + (f" {samples.name} {samples.spec}" if samples else "")
             for step in self._steps:
-                if name in step.fields:
-                    text += f" -> {step.stage.name} -> {step.bound[step.fields.index(name)].out}"
+                if name in step.outputs:
+                    others = [f for f in step.fields if f != name] if step.joint or name not in step.fields else []
+                    text += (f" with {', '.join(others)}" if others else "") + (" ->" if text[-1] != ":" or others else "")
+                    text += f" {step.stage.name} -> {step.bound[step.outputs.index(name)].out}"
             lines.append(text)
         return "\n".join(lines)
 
@@ -106,35 +112,73 @@ class Dataset:
 
     # -- linking ------------------------------------------------------------------------------------------------------
 
-    def map(self, fields: str | Sequence[str], *stages: Any) -> Dataset:
+    def map(self, fields: str | Sequence[str], *stages: Any, to: str | Sequence[str] | None = None) -> Dataset:
         """Link stages to a field: each takes what the one before gives. Several fields get the same random draws.
 
         A stage is a built-in one, one made by `@jl.elementwise` or `@jl.stage`, or a plain function: of one number, or
-        of (src, dst, key). Raises PipelineError on this line where one does not fit, naming stage, field and specs.
+        of (src, dst, key). One that takes several fields at once writes into the first of them, or into the fields
+        named by `to`. Raises PipelineError on this line where a stage does not fit, naming stage, field and specs.
         """
         names = (fields,) if isinstance(fields, str) else tuple(fields)
         for name in names:
-            if name not in self._sources:
-                raise KeyError(f"no field {name!r}: there are {', '.join(self._fields)}")
+            self._check_field(name)
         if len(set(names)) != len(names) or not names:
             raise ValueError(f"map takes one field or several different ones, got {fields!r}")
-        specs, steps = self.spec, list(self._steps)
-        salt = 1 + max((step.salt for step in steps), default=-1)
-        for given in stages:
-            made = as_stage(given)
-            if not made.where:
-                made = made._replace(where=caller())
-            before, bound = [], []
-            for name in names:
-                spec, ready = self._bind(made, name, specs[name], len(steps))
-                before.append(spec)
-                bound.append(ready)
-                specs[name] = ready.out
-            steps.append(Step(made, names, salt, tuple(before), tuple(bound)))
-            salt += 1
-        return self._with(steps=tuple(steps))
+        given = () if to is None else (to,) if isinstance(to, str) else tuple(to)
+        for name in given:
+            check_name(name)
+        data = self
+        for value in stages:
+            made = as_stage(value)
+            made = made if made.where else made._replace(where=caller())
+            if given and made.join is None:
+                raise ValueError(f"to= is for a stage over several fields; {made.name!r} takes one at a time")
+            step = data._joined(made, names, given) if made.join is not None else data._linked(made, names)
+            fresh = tuple(name for name in step.outputs if name not in data._fields)
+            data = data._with(steps=(*data._steps, step), fields=data._fields + fresh)
+        return data
 
-    def _bind(self, made: Stage, name: str, spec: Spec, number: int) -> tuple[Spec, Bound]:
+    @property
+    def _salt(self) -> int:
+        return 1 + max((step.salt for step in self._steps), default=-1)
+
+    def _check_field(self, name: str) -> None:
+        if name not in self._fields:
+            raise KeyError(f"no field {name!r}: there are {', '.join(self._fields)}")
+
+    def _linked(self, made: Stage, names: tuple[str, ...]) -> Step:
+        """Check a stage against each of some fields."""
+        specs, before, bound, beside = self.spec, [], [], []
+        for name in names:
+            spec, ready = self._bind(made, name, specs[name])
+            before.append(spec)
+            bound.append(ready)
+            for other, told in ready.beside:
+                check_name(other)
+                if other in self._fields:
+                    raise PipelineError(f"stage {len(self._steps)} {made.name!r}: there is a field {other!r} already")
+                beside.append((other, told))
+        outputs = (*names, *(other for other, _ in beside))
+        return Step(made, names, self._salt, tuple(before), (*bound, *(told for _, told in beside)), outputs)
+
+    def _joined(self, made: Stage, names: tuple[str, ...], to: tuple[str, ...]) -> Step:
+        """Check a stage over several fields at once."""
+        specs = tuple(decoded(self.spec[name]) for name in names)
+        where = f"stage {len(self._steps)} {made.name!r} on fields {', '.join(map(repr, names))}"
+        came = ", ".join(map(str, specs))
+        assert made.join is not None
+        try:
+            bound = made.join(specs)
+        except Misfit as misfit:
+            raise PipelineError(f"{where}: {misfit}; got {came} [{made.where}]") from None
+        except jit.CompileError as error:
+            raise PipelineError(f"{where}: {error.what}; got {came} [{error.where or made.where}]") from None
+        outputs = to or names[: len(bound)]
+        if len(outputs) != len(bound):
+            raise PipelineError(f"{where} makes {len(bound)} field(s): name them by to=, got {to or names}")
+        return Step(made, names, self._salt, specs, bound, outputs, joint=True)
+
+    def _bind(self, made: Stage, name: str, spec: Spec) -> tuple[Spec, Bound]:
         """Check a stage against a spec; where it computes, bits that no kernel computes with are decoded for it first."""
         seen = decoded(spec)
         try:
@@ -148,7 +192,23 @@ class Dataset:
             reason, where = str(misfit), made.where
         except jit.CompileError as error:
             reason, where = f"cannot take {spec.dtype}: {error.what}", error.where or made.where
+        number = len(self._steps)
         raise PipelineError(f"stage {number} {made.name!r} on field {name!r}: {reason}; got {spec} [{where}]") from None
+
+    def keep(self, *fields: str) -> Dataset:
+        """Give the data set with these fields alone, in this order; what they are made from is still read."""
+        for name in fields:
+            self._check_field(name)
+        if not fields or len(set(fields)) != len(fields):
+            raise ValueError(f"keep takes one field or several different ones, got {fields}")
+        return self._with(fields=fields)
+
+    def drop(self, *fields: str) -> Dataset:
+        """Give the data set without these fields; fields made from them stay."""
+        for name in fields:
+            self._check_field(name)
+        left = tuple(name for name in self._fields if name not in fields)
+        return self.keep(*left)
 
     def select(self, indices: Any) -> Dataset:
         """Give the rows at these row numbers (repeats kept, negative ones from the end) or where a bool mask is True."""
@@ -165,12 +225,14 @@ class Dataset:
         return self._pick(lambda rows: rows.cut(start, step, count))
 
     def _pick(self, change: Callable[[Rows], Rows]) -> Dataset:
-        made: dict[int, Rows] = {}
+        made: dict[Any, Rows] = {}
         sources = {}
         for name, samples in self._sources.items():
-            if id(samples.rows.table) not in made or samples.rows.table is None:
-                made[id(samples.rows.table)] = change(samples.rows)
-            sources[name] = samples._replace(rows=made[id(samples.rows.table)] if samples.rows.table is not None else change(samples.rows))
+            rows = samples.rows
+            key = (id(rows.table), rows.start, rows.step)  # fields that shared a table still share one
+            if key not in made:
+                made[key] = change(rows)
+            sources[name] = samples._replace(rows=made[key])
         return self._with(sources)
 
     def split(self, *fractions: float, seed: int = 0) -> tuple[Dataset, ...]:
@@ -208,9 +270,9 @@ class Dataset:
         """Give the rows of both, one after the other, by reference; fields, their types and their stages must agree."""
         if self._fields != other._fields:
             raise ValueError(f"concat: fields differ: {', '.join(self._fields)} and {', '.join(other._fields)}")
-        if [(s.stage.name, s.fields) for s in self._steps] != [(s.stage.name, s.fields) for s in other._steps]:
+        if [(s.stage.name, s.outputs) for s in self._steps] != [(s.stage.name, s.outputs) for s in other._steps]:
             raise ValueError("concat: the stages of the two differ: concat first, then map")
-        return self._with({n: join(self._sources[n], other._sources[n], n) for n in self._fields})
+        return self._with({n: join(self._sources[n], other._sources[n], n) for n in self._sources})
 
     # -- reading ------------------------------------------------------------------------------------------------------
 
@@ -229,88 +291,79 @@ class Dataset:
         """Give one sample through its stages, in plain Python, with the draws it has in that epoch of a loader."""
         try:
             found = compose.sample_of(self._sources, self._steps, self._fields, row, epoch_key(seed, epoch))
-        except Exception as error:
-            raise self.blame(error, row, epoch) from None
-        return self._batch(*(a[()] if a.ndim == 0 else a for a in (found[name] for name in self._fields)))
+        except compose.RowError as error:
+            raise self.blame(error, row, seed, epoch) from None
+        return self._batch(*(np.asarray(found[name])[()] for name in self._fields))
+
+    def trace(self, row: int, *, seed: int = 0, epoch: int = 0) -> list[tuple[str, Any]]:
+        """Give one sample after each stage, in plain Python: ("source", sample), then (stage name, sample) a step.
+
+        >>> import numpy as np, jitloader as jl
+        >>> data = jl.Dataset(x=np.array([5, 7])).map("x", jl.cast("float32"), jl.normalize(1, 2))
+        >>> [(name, sample.x) for name, sample in data.trace(1)]
+        [('source', np.int64(7)), ('cast(float32)', np.float32(7.0)), ('normalize', np.float32(3.0))]
+        """
+        row = int(as_indices([row], len(self))[0])
+        names = tuple(self._sources)
+        found = [("source", self._with(steps=(), fields=names).sample(row, seed=seed, epoch=epoch))]
+        for k, step in enumerate(self._steps):
+            names = names + tuple(n for n in step.outputs if n not in names)
+            data = self._with(steps=self._steps[: k + 1], fields=names)
+            found.append((step.stage.name, data.sample(row, seed=seed, epoch=epoch)))
+        return found
 
     def gather(self, rows: np.ndarray, *, seed: int = 0, epoch: int = 0) -> Any:
         """Give the samples at these row numbers as a batch: fresh arrays of shape (len(rows), *shape)."""
         program = self.program(table_rows, (rows,))
-        buffers = program.buffers(len(rows))
-        kernel = program.load()
-        call = kernel.bind(*program.values(buffers))
-        call.set(2, len(rows))
-        call.set(4, epoch_key(seed, epoch))
-        self.run(call, program, seed, epoch)
-        return self._batch(*program.shaped(buffers, len(rows)))
+        worker = compose.Worker(program, epoch_key(seed, epoch))
+        arrays, failed = compose.collect(program, worker, 0, 1, len(rows))
+        if failed is not None:
+            raise self.failed(program, failed, seed, epoch)
+        return self._batch(*arrays)
 
-    def run(self, call: Any, program: compose.Program, seed: int, epoch: int) -> None:
-        """Run one thread's fill; what fails there is raised again from that row in plain Python, as a short error."""
-        error = call._values[6]
-        try:
-            with np.errstate(all="ignore"):
-                status = call()
-        except Exception:
-            status = 1
-        if status:
-            raise self.failed(program, int(error[0]) - 1, int(error[1]), seed, epoch)
-
-    def failed(self, program: compose.Program, number: int, row: int, seed: int, epoch: int) -> Exception:
+    def failed(self, program: compose.Program, failure: compose.Failure, seed: int, epoch: int) -> Exception:
         """Give the error of a row on which a kernel stopped, found by running that row in plain Python."""
+        row = failure.row
         if not 0 <= row < len(self):
-            return IndexError(f"the order gave row {row}: the data has {len(self)} rows")
+            return IndexError(f"row {row} is out of range: the data has {len(self)} rows")
         try:
             compose.sample_of(self._sources, self._steps, self._fields, row, epoch_key(seed, epoch))
-        except Exception as error:
-            return self.blame(error, row, epoch)
-        name = program.steps[number].stage.name if number >= 0 else "kernel"
+        except compose.RowError as error:
+            return self.blame(error, row, seed, epoch)
+        name = program.steps[failure.number].stage.name if failure.number >= 0 else "kernel"
         return PipelineError(f"stage {name!r} stopped on row {row}, epoch {epoch}; data[{row}] runs it in plain Python")
 
-    def blame(self, error: Exception, row: int, epoch: int) -> Exception:
+    def blame(self, error: compose.RowError, row: int, seed: int, epoch: int) -> Exception:
         """Give the short error for what went wrong on a row: stage, field, row, cause, and the user's own line."""
-        if isinstance(error, compose.RowError):
-            step = error.step
-            if step is None:
-                return IndexError(f"row {row} is out of range: the data has {len(self)} rows")
-            where, cause = step.stage.where, self._refused(step, row)
-        else:
-            step, where = self._culprit(error)
-            cause = f"{type(error).__name__}: {error}"
-            if step is None:
-                return PipelineError(f"row {row}, epoch {epoch}: {cause}; data[{row}] shows it")
-        number = self._steps.index(step)
-        fields = ", ".join(repr(f) for f in step.fields)
+        number, where, cause = error.failure.number, "", ""
+        if error.cause is not None:
+            number, where = culprit(error)
+            cause = f"{type(error.cause).__name__}: {error.cause}"
+        if not 0 <= number < len(self._steps):
+            return PipelineError(f"row {row}, epoch {epoch}: {cause or 'cannot be read'}; data[{row}] shows it")
+        step = self._steps[number]
+        fields = ", ".join(map(repr, step.fields))
+        shown = f"data[{row}]" if (seed, epoch) == (0, 0) else f"data.sample({row}, seed={seed}, epoch={epoch})"
         return PipelineError(
-            f"stage {number} {step.stage.name!r} on field {fields}, row {row}, epoch {epoch}: {cause}\n"
-            f"  in {where}; data[{row}] shows it"
+            f"stage {number} {step.stage.name!r} on field {fields}, row {row}, epoch {epoch}: "
+            f"{cause or self._refused(step, number, row, seed, epoch)}\n"
+            f"  in {where or step.stage.where}; {shown} reproduces it"
         )
 
-    def _refused(self, step: Step, row: int) -> str:
+    def _refused(self, step: Step, number: int, row: int, seed: int, epoch: int) -> str:
         """Say which value a step could not take."""
-        number = self._steps.index(step)
-        name = step.fields[0]
-        before = compose.sample_of(self._sources, self._steps[:number], self._fields, row, epoch_key(0, 0))[name]
-        bound = step.bound[0]
+        bound, name = step.bound[0], step.fields[0]
+        key = epoch_key(seed, epoch)
+        before = np.asarray(compose.sample_of(self._sources, self._steps[:number], (name,), row, key)[name])
+        if bound.kind == "index":
+            return f"a row of {len(before)} does not fit {bound.out}"
         if bound.valid is not None:
-            for x in np.asarray(before).reshape(-1):
-                value = compose.widen(x, np.asarray(before).dtype)
-                if not bound.valid(value, *(e.reshape(-1)[0] for e in bound.elements), *bound.params):
+            spread = [np.broadcast_to(e, before.shape).reshape(-1) for e in bound.elements]
+            for k, x in enumerate(before.reshape(-1)):
+                value = compose.widen(x, before.dtype)
+                if not bound.valid(value, *(e[k] for e in spread), *bound.params):
                     return f"value {x} does not fit"
         return f"a result does not fit {bound.out.dtype}"
-
-    def _culprit(self, error: Exception) -> tuple[Step | None, str]:
-        """Find the step whose code raised, and the user's line, from the frames of a plain run."""
-        frames = traceback.extract_tb(error.__traceback__)
-        number, where = -1, ""
-        for frame in frames:
-            if frame.filename == "<jitloader kernel>" and frame.lineno:
-                number = compose_owner(self, frame.lineno)
-            elif number >= 0 and not frame.filename.startswith(os.path.dirname(__file__)):
-                where = f"{frame.filename} line {frame.lineno}"
-        if 0 <= number < len(self._steps):
-            step = self._steps[number]
-            return step, where or step.stage.where
-        return None, where
 
     def program(self, order: Any, order_params: Sequence[Any]) -> compose.Program:
         """Give the whole chain as one function, its rows given by an order kernel."""
@@ -327,12 +380,11 @@ class Dataset:
         >>> jl.Dataset(x=np.array([[5.0, 1.0], [5.0, 3.0]])).statistics("x").std
         array([0., 1.])
         """
-        if field not in self._sources:
-            raise KeyError(f"no field {field!r}: there are {', '.join(self._fields)}")
+        self._check_field(field)
         spec = decoded(self.spec[field])
         if spec.dtype.kind not in "biuf" or spec.ragged:
             raise PipelineError(f"statistics takes a field of numbers of one shape; {field!r} is {spec}")
-        data = self._only((field,))
+        data = self.keep(field)
         if spec != self.spec[field]:
             data = data.map(field, cast(spec.dtype))
         program = data.program(compose.only_row, ())
@@ -341,6 +393,9 @@ class Dataset:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the rows, through their stages (random ones with the draws of seed 0, epoch 0), to a folder: a `.npy` a
         field and a manifest, whole or not at all. `jl.open(path)` reads it."""
+        varied = [name for name, spec in self.spec.items() if spec.ragged]
+        if varied:
+            raise PipelineError(f"save takes fields of one shape; {varied[0]!r} is {self.spec[varied[0]]}: pad it first")
         program = self.program(compose.only_row, ())
         specs = {o.name: (o.spec.dtype, (len(self), *o.spec.shape)) for o in program.outputs}
         with storage.create_fields(path, specs) as arrays:
@@ -356,22 +411,7 @@ class Dataset:
         try:
             return run()
         except passes.Stopped as stopped:
-            raise self.failed(program, stopped.number, stopped.row, 0, 0) from None
-
-    def _only(self, fields: tuple[str, ...]) -> Dataset:
-        """Give a data set of some fields, with the stages that concern them alone."""
-        new = object.__new__(Dataset)
-        steps = tuple(s for s in self._steps if set(s.fields) & set(fields))
-        kept = tuple(
-            s._replace(
-                fields=tuple(f for f in s.fields if f in fields),
-                before=tuple(b for f, b in zip(s.fields, s.before, strict=True) if f in fields),
-                bound=tuple(b for f, b in zip(s.fields, s.bound, strict=True) if f in fields),
-            )
-            for s in steps
-        )
-        new._set({f: self._sources[f] for f in fields}, kept, fields)
-        return new
+            raise self.failed(program, stopped.failure, 0, 0) from None
 
     def _emptied(self) -> Dataset:
         """Give the data set without its arrays, for a loader that was closed."""
@@ -441,7 +481,13 @@ def table_rows(first: int, step: int, rows: np.ndarray, table: np.ndarray) -> No
         rows[j] = table[first + j * step]
 
 
-def compose_owner(data: Dataset, line: int) -> int:
-    """Give the step that a line of the plain single-row program belongs to."""
-    program = data.program(compose.only_row, ())
-    return program.owners[line - 1]
+def culprit(error: compose.RowError) -> tuple[int, str]:
+    """Find the step whose code raised, and the user's own line, from the frames of a plain run."""
+    number, where = -1, ""
+    assert error.cause is not None
+    for frame in traceback.extract_tb(error.cause.__traceback__):
+        if frame.filename == compose.FILENAME and frame.lineno:
+            number = error.program.owners[frame.lineno - 1]
+        elif number >= 0 and not frame.filename.startswith(os.path.dirname(__file__) + os.sep):
+            where = f"{frame.filename} line {frame.lineno}"
+    return number, where

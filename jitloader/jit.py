@@ -315,6 +315,15 @@ class Call:
         else:
             self.words[at] = int(value) if -(1 << 63) <= int(value) < 1 << 63 else rng.i64(value)
 
+    @property
+    def plain(self) -> bool:
+        """Whether it runs in plain Python."""
+        return self._function is None
+
+    def value(self, i: int) -> Any:
+        """Give argument i as it was set."""
+        return self._values[i]
+
     def point(self, i: int, array: np.ndarray, address: int) -> None:
         """Let argument i be the 1-D `array`, which lies at `address`; the caller keeps it alive (nothing here refers to it)."""
         if self._function is None:
@@ -358,6 +367,11 @@ class Kernel:
 
     def __call__(self, *values: Any) -> int:
         return Call(self, values)()
+
+
+def plain(function: Callable[..., Any], signature: Sequence[Type]) -> Kernel:
+    """Give a function behind the interface of a kernel, run by plain Python."""
+    return Kernel(function, tuple(signature), function.__name__)
 
 
 _loaded: dict[str, Kernel] = {}

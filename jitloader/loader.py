@@ -29,74 +29,89 @@ QUICK = 0.0004  # seconds: a call shorter than this takes more batches the next 
 class _Unit:
     """One kernel call: a run of batches in a slot, and the lock that opens when they are there."""
 
-    __slots__ = ("cancelled", "done", "failed", "fill_seconds", "first", "rows", "ready", "slot", "start")
+    __slots__ = ("cancelled", "done", "failed", "fill_seconds", "layouts", "problem", "ready", "rows", "slot", "start")
 
     def __init__(self, slot: Slot, start: int, rows: int) -> None:
         self.slot, self.start, self.rows = slot, start, rows
         self.ready = threading.Lock()
         self.ready.acquire()
         self.done = self.cancelled = False
-        self.failed: tuple[int, int, int] | BaseException | None = None
+        self.failed: compose.Failure | None = None
+        self.problem: BaseException | None = None  # what went wrong outside of kernels
+        self.layouts: list[compose.Layout | None] = []
         self.fill_seconds = 0.0
 
 
 class _Plan:
     """What an epoch's kernel calls share: the program, its order of this epoch, and where this rank's rows are."""
 
-    __slots__ = ("first", "key", "kernel", "length", "order", "program", "step", "wrap")
+    __slots__ = ("batch_size", "first", "key", "length", "order", "program", "step")
 
     def __init__(
-        self, program: compose.Program, kernel: jit.Kernel, order: tuple[Any, ...], key: int, first: int, step: int, length: int
+        self, program: compose.Program, order: tuple[Any, ...], key: int, first: int, step: int, length: int, batch_size: int
     ) -> None:
-        self.program, self.kernel, self.order, self.key = program, kernel, order, key
-        self.first, self.step, self.length = first, step, length
+        self.program, self.order, self.key = program, order, key
+        self.first, self.step, self.length, self.batch_size = first, step, length, batch_size
 
-    def bind(self) -> jit.Call:
-        """Give one thread's call, with scratch of its own."""
-        program = self.program
-        buffers = [np.empty(o.size, o.carrier) for o in program.outputs]
-        values = program.values(buffers)
-        values[program.at_order : program.at_outputs] = self.order
-        values[4] = self.key
-        return self.kernel.bind(*values)
+    def worker(self) -> compose.Worker:
+        """Give one thread's calls, with scratch of their own."""
+        return compose.Worker(self.program, self.key, self.order)
 
-    def fill(self, call: jit.Call, unit: _Unit) -> None:
-        """Fill a unit's rows: local row i is the global position first + step * i, from the start again past the end."""
+    def pieces(self, unit: _Unit) -> Iterator[tuple[int, int, int]]:
+        """Give (first position, count, place) of runs: local row i is at first + step * i, from the start again past the end."""
+        done = 0
+        while done < unit.rows:
+            first = (self.first + (unit.start + done) * self.step) % self.length
+            count = min(unit.rows - done, -(-(self.length - first) // self.step))
+            yield first, count, done
+            done += count
+
+    def fill(self, worker: compose.Worker, unit: _Unit) -> None:
+        """Fill a unit's rows."""
         started = time.perf_counter()
         try:
-            at = self.program.at_outputs
-            for k, (flat, address) in enumerate(zip(unit.slot.flat, unit.slot.addresses, strict=True)):
-                call.point(at + k, flat, address)
-            done = 0
-            while done < unit.rows and unit.failed is None:
-                first = (self.first + (unit.start + done) * self.step) % max(self.length, 1)
-                count = min(unit.rows - done, -(-(self.length - first) // self.step))
-                call.set(0, first)
-                call.set(1, self.step)
-                call.set(2, count)
-                call.set(3, done)
-                error = call._values[6]
-                if call():
-                    unit.failed = int(error[0]) - 1, int(error[1]), done + int(error[2])
-                done += count
-        except jit.KernelError:
-            error = call._values[6]
-            unit.failed = -2, int(error[1]), done
-        except BaseException as error:
-            row = int(call._values[6][1])
-            unit.failed = (-2, row, done) if jit.disabled() else error
+            self._fill(worker, unit)
+        except BaseException as problem:
+            unit.problem = problem
         unit.fill_seconds = time.perf_counter() - started
+
+    def _fill(self, worker: compose.Worker, unit: _Unit) -> None:
+        program, slot = self.program, unit.slot
+        rows, lengths = unit.rows, {}
+        if program.measure is not None:
+            lengths = {o.name: np.zeros(rows, np.int64) for o in program.measure.outputs}
+            for first, count, place in self.pieces(unit):
+                failed = worker.lengths(first, self.step, count, place, list(lengths.values()))
+                if failed is not None:
+                    unit.failed = failed._replace(done=place + failed.done)
+                    return
+        layouts: list[compose.Layout | None] = []
+        for k, (at, output) in enumerate(zip(program.places(), program.outputs, strict=True)):
+            layout = None
+            if output.form != "fixed":
+                layout = compose.lay_out(output, lengths[output.lengths], self.batch_size)
+                slot.reserve(k, layout.total)
+                worker.call.set(at + 1, layout.starts)
+                worker.call.set(at + 2, layout.extents)
+            layouts.append(layout)
+            worker.call.point(at, slot.flat[k], slot.addresses[k])
+        unit.layouts = layouts
+        for first, count, place in self.pieces(unit):
+            failed = worker.fill(first, self.step, count, place)
+            if failed is not None:
+                unit.failed = failed._replace(done=place + failed.done)
+                return
 
 
 def _work(jobs: queue.SimpleQueue[_Unit | None], plan: _Plan) -> None:
     """The life of a background thread: fill units until told to stop. Holds no loader, iterator or idle slot."""
-    call = plan.bind()
+    worker = plan.worker()
     while True:
         unit = jobs.get()
         if unit is None:
             return
         if not unit.cancelled:
-            plan.fill(call, unit)
+            plan.fill(worker, unit)
         unit.done = True
         if unit.cancelled:
             unit.slot.busy = False
@@ -114,7 +129,7 @@ class _Team:
         self.plan, self.pid = plan, os.getpid()
         self.jobs: queue.SimpleQueue[_Unit | None] = queue.SimpleQueue()
         self.threads: list[threading.Thread] = []
-        self.call: jit.Call | None = None
+        self.worker: compose.Worker | None = None
         for _ in range(size):
             thread = threading.Thread(target=_work, args=(self.jobs, plan), name="jitloader", daemon=True)
             try:
@@ -133,9 +148,9 @@ class _Team:
 
     def fill_here(self, unit: _Unit) -> None:
         """Fill a unit in the calling thread."""
-        if self.call is None:
-            self.call = self.plan.bind()
-        self.plan.fill(self.call, unit)
+        if self.worker is None:
+            self.worker = self.plan.worker()
+        self.plan.fill(self.worker, unit)
         unit.done = True
 
     def wait(self, unit: _Unit) -> None:
@@ -143,7 +158,7 @@ class _Team:
         if unit.done:
             return
         if self.pid != os.getpid():
-            self.threads, self.pid, self.call = [], os.getpid(), None
+            self.threads, self.pid, self.worker = [], os.getpid(), None
         if not self.threads:
             self.fill_here(unit)
             return
@@ -308,11 +323,9 @@ class Loader:
         if self._program is None or positions.length != self._positions:
             self._positions = positions.length
             self._program = self._data.program(positions.kernel, positions.params)
-        kernel = self._program.load()
-        key = epoch_key(self.seed, epoch)
-        return _Plan(
-            self._program, kernel, positions.params, key, start + self.rank, self.world_size, max(positions.length, 1)
-        )
+        self._program.load()
+        key, length = epoch_key(self.seed, epoch), max(positions.length, 1)
+        return _Plan(self._program, positions.params, key, start + self.rank, self.world_size, length, self.batch_size)
 
     def warmup(self) -> Loader:
         """Compile the kernel now (from the disk cache where it is there), so that the first batch does not."""
@@ -321,10 +334,10 @@ class Loader:
 
     def _slots(self, program: compose.Program, rows: int, keep: int) -> Pool:
         if self._pool is None:
-            kinds = [(o.carrier, o.size) for o in program.outputs]
+            kinds = [(o.carrier, o.size if o.form == "fixed" else 0) for o in program.outputs]
 
             def make() -> Slot:
-                return Slot(rows, kinds, lambda k, flat: compose.shape_output(program.outputs[k], flat, rows))
+                return Slot(rows, kinds)
 
             self._pool = Pool(make, keep)
         return self._pool
@@ -338,7 +351,7 @@ class Loader:
         if not total:
             self._at = (epoch + 1, 0)
             return
-        nbytes = size * sum(o.size * o.carrier.itemsize for o in program.outputs)
+        nbytes = size * max(program.nbytes, 64 if program.measure else 1)
         most = max(1, min(UNIT // max(nbytes, 1), -(-total // size)))
         ahead = max(self.prefetch, 1)
         pool = self._slots(program, most * size, ahead + 2)
@@ -370,8 +383,8 @@ class Loader:
                 if unit.fill_seconds < QUICK and many < most:
                     many = min(most, many * 4)
                 slot, begin, rows = unit.slot, unit.start, unit.rows
-                good = rows if unit.failed is None else self._good(unit)
-                whole = slot.whole
+                good = rows if unit.failed is None and unit.problem is None else self._good(unit)
+                whole = self._whole(unit)
                 for low in range(0, good, size):
                     high = min(low + size, rows)
                     self._at = (epoch, min(start + (begin + high) * world, last))
@@ -379,24 +392,34 @@ class Loader:
                     stats["rows"] += high - low
                     yield make([a[low:high] for a in whole])
                 slot.busy = False
-                if unit.failed is not None:
+                if unit.failed is not None or unit.problem is not None:
                     raise self._error(unit, plan, epoch)
                 del unit, slot, whole
         finally:
             team.stop(units)
 
+    def _whole(self, unit: _Unit) -> list[Any]:
+        """Give a unit's outputs so that [low:high] is a batch of each."""
+        outputs, slot = self._program.outputs, unit.slot  # type: ignore[union-attr]
+        if not unit.layouts or all(layout is None for layout in unit.layouts):
+            return slot.shaped(outputs, compose.shape_output)
+        found: list[Any] = []
+        for output, flat, layout in zip(outputs, slot.flat, unit.layouts, strict=True):
+            if layout is None:
+                found.append(compose.shape_output(output, flat, unit.rows))
+            else:
+                found.append(_Varied(output, flat, layout))
+        return found
+
     def _good(self, unit: _Unit) -> int:
         """How many rows of a failed unit came whole, in full batches."""
-        if isinstance(unit.failed, tuple):
-            return unit.failed[2] // self.batch_size * self.batch_size
-        return 0
+        return unit.failed.done // self.batch_size * self.batch_size if unit.failed is not None else 0
 
     def _error(self, unit: _Unit, plan: _Plan, epoch: int) -> BaseException:
-        if isinstance(unit.failed, tuple):
-            number, row, _ = unit.failed
-            return self._data.failed(plan.program, number, row, self.seed, epoch)
-        assert unit.failed is not None
-        return unit.failed
+        if unit.failed is not None:
+            return self._data.failed(plan.program, unit.failed, self.seed, epoch)
+        assert unit.problem is not None
+        return unit.problem
 
     def __getitem__(self, index: int) -> Any:
         """Give batch `index` of the current epoch (the one that runs, else the next), in fresh arrays."""
@@ -410,14 +433,11 @@ class Loader:
         epoch = self._at[0]
         plan = self._plan(epoch, 0)
         rows = min(self.batch_size, self._local(0) - index * self.batch_size)
-        buffers = plan.program.buffers(rows)
-        slot = Slot(0, [], lambda k, flat: flat)
-        slot.flat, slot.addresses = buffers, [b.ctypes.data for b in buffers]
-        unit = _Unit(slot, index * self.batch_size, rows)
-        plan.fill(plan.bind(), unit)
-        if unit.failed is not None:
-            raise self._error(unit, plan, epoch)
-        return self._data._batch(*plan.program.shaped(buffers, rows))
+        first = (plan.first + index * self.batch_size * plan.step) % plan.length
+        arrays, failed = compose.collect(plan.program, plan.worker(), first, plan.step, min(rows, -(-(plan.length - first) // plan.step)))
+        if failed is not None:
+            raise self._data.failed(plan.program, failed, self.seed, epoch)
+        return self._data._batch(*arrays)
 
     # -- state --------------------------------------------------------------------------------------------------------
 
@@ -518,6 +538,16 @@ class Loader:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+class _Varied:
+    """An output whose rows vary, to be sliced into batches."""
+
+    def __init__(self, output: compose.Output, flat: np.ndarray, layout: compose.Layout) -> None:
+        self.output, self.flat, self.layout = output, flat, layout
+
+    def __getitem__(self, rows: slice) -> Any:
+        return compose.shape_varied(self.output, self.flat, self.layout, rows.start, rows.stop)
 
 
 def _whole(name: str, value: Any, low: int | None) -> int:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from . import jit
-from .compose import Program
+from .compose import Failure, Program, Worker, shape_output
 from .spec import Spec
 
 CHUNK = 256 << 10  # bytes of output a thread works on at a time: half of a second-level cache
@@ -20,11 +20,11 @@ Consume = Callable[[int, list[np.ndarray]], None]
 
 
 class Stopped(Exception):
-    """A row on which the program stopped: number of the step, row."""
+    """A row on which the program stopped."""
 
-    def __init__(self, number: int, row: int) -> None:
-        super().__init__(number, row)
-        self.number, self.row = number, row
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(failure)
+        self.failure = failure
 
 
 def sweep(program: Program, count: int, key: int, make_consumer: Callable[[], Consume], threads: int | None = None) -> None:
@@ -33,33 +33,28 @@ def sweep(program: Program, count: int, key: int, make_consumer: Callable[[], Co
     `consume(start, arrays)` gets the first row of a chunk and its arrays, valid until it returns; chunks come in any
     order. Raises Stopped where a row fails, and what a consumer raises.
     """
-    row = sum(o.size * o.carrier.itemsize for o in program.outputs)
-    size = max(1, min(CHUNK // max(row, 1), count))
-    kernel = program.load()
+    size = max(1, min(CHUNK // max(program.nbytes, 1), count))
+    program.load()
     numbers = itertools.count()  # next() on it is one step under the GIL
     failed: list[BaseException] = []
 
     def work() -> None:
         try:
             consume = make_consumer()
-            buffers = program.buffers(size)
-            call = kernel.bind(*program.values(buffers))
-            call.set(4, key)
-            error = call._values[6]
+            buffers = [np.zeros(size * o.size, o.carrier) for o in program.outputs]
+            arrays = [shape_output(o, b, size) for o, b in zip(program.outputs, buffers, strict=True)]
+            worker = Worker(program, key)
+            for at, buffer in zip(program.places(), buffers, strict=True):
+                worker.call.set(at, buffer)
             while not failed:
                 start = next(numbers) * size
                 rows = min(size, count - start)
                 if rows <= 0:
                     return
-                call.set(0, start)
-                call.set(2, rows)
-                try:
-                    status = call()
-                except jit.KernelError:
-                    raise Stopped(-2, int(error[1])) from None
-                if status:
-                    raise Stopped(int(error[0]) - 1, int(error[1]))
-                consume(start, [a[:rows] for a in program.shaped(buffers, size)])
+                stopped = worker.fill(start, 1, rows, 0)
+                if stopped is not None:
+                    raise Stopped(stopped)
+                consume(start, [a[:rows] for a in arrays])
         except BaseException as problem:
             failed.append(problem)
 

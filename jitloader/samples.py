@@ -7,11 +7,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from .dtypes import carry, lend
 from .spec import Spec
-
-NATIVE = frozenset("bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float32 float64".split())
-CARRIERS = {1: "uint8", 2: "uint16", 4: "uint32", 8: "uint64"}
-
 
 class Part(NamedTuple):
     """One array behind a field, seen as flat memory: row r starts at item `offset + r * stride` of `flat`."""
@@ -53,7 +50,8 @@ class Samples(NamedTuple):
     `carrier` is the dtype that moves the bits (the dtype itself where kernels can compute with it, else an unsigned
     integer of the same size), `shape` and `strides` (in carrier items; one axis more than `shape`
     where items of odd size travel as bytes) describe one sample, `locate(row, *params)` maps the
-    row index to the row where the sample starts (None: the row itself).
+    row index to the row where the sample starts (None: the row itself), `length(row, *params)` to how many rows it has
+    where the first axis varies.
     """
 
     name: str
@@ -64,6 +62,7 @@ class Samples(NamedTuple):
     strides: tuple[int, ...]
     rows: Rows
     locate: Callable[..., Any] | None = None
+    length: Callable[..., Any] | None = None
     params: tuple[Any, ...] = ()
 
     @property
@@ -98,47 +97,6 @@ def records(array: Any, *, field: str = "array") -> Samples:
     return Samples("records", (part,), array.dtype, carrier, tuple(array.shape[1:]), strides, Rows(len(array)))
 
 
-def carry(array: np.ndarray) -> tuple[np.dtype, np.ndarray]:
-    """Give the dtype that carries an array's bits through a kernel, and the array seen as that dtype."""
-    dtype = array.dtype
-    if dtype.name in NATIVE and dtype.isnative:
-        carrier, view = dtype, array
-    elif dtype.itemsize in CARRIERS:
-        carrier = np.dtype(CARRIERS[dtype.itemsize])
-        view = np.lib.stride_tricks.as_strided(_retype(array, carrier), array.shape, array.strides, writeable=False)
-    else:
-        carrier, view = np.dtype(np.uint8), _as_bytes(array)
-    if any(s % carrier.itemsize for s in view.strides) or not view.flags.aligned:
-        carrier, view = np.dtype(np.uint8), _as_bytes(array)
-    return carrier, view
-
-
-def _retype(array: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    """Give an array of one dtype at the address of another's first item."""
-    return np.ndarray((), dtype, buffer=_memory(array, dtype.itemsize))
-
-
-def _as_bytes(array: np.ndarray) -> np.ndarray:
-    size = array.dtype.itemsize
-    first = np.ndarray((), np.uint8, buffer=_memory(array, max(size, 1)))
-    return np.lib.stride_tricks.as_strided(first, (*array.shape, size), (*array.strides, 1), writeable=False)
-
-
-class _Memory:
-    """Lends memory at an address through the array interface, keeping its owner alive."""
-
-    def __init__(self, owner: np.ndarray, address: int, nbytes: int) -> None:
-        self.owner = owner
-        self.__array_interface__ = {"version": 3, "shape": (nbytes,), "typestr": "|u1", "data": (address, True)}
-
-
-def _memory(array: np.ndarray, nbytes: int) -> np.ndarray:
-    """Give the bytes at an array's first item, as a read-only array that keeps the array alive."""
-    if array.size == 0:
-        return np.zeros(nbytes, np.uint8)
-    return np.asarray(_Memory(array, array.ctypes.data, nbytes))
-
-
 def flatten(array: np.ndarray) -> tuple[Part, tuple[int, ...]]:
     """Give an array as flat memory, with the strides (in items) of one sample: the array's own bytes, not a copy."""
     item = max(array.itemsize, 1)
@@ -151,7 +109,7 @@ def flatten(array: np.ndarray) -> tuple[Part, tuple[int, ...]]:
         return Part(array, flat, 0, size, len(array)), tuple(reversed(strides))
     low = sum(min(0, (n - 1) * s) for n, s in zip(array.shape, array.strides, strict=True))
     high = sum(max(0, (n - 1) * s) for n, s in zip(array.shape, array.strides, strict=True))
-    memory = np.asarray(_Memory(array, array.ctypes.data + low, high - low + item))
+    memory = lend(array, array.ctypes.data + low, high - low + item)
     flat = memory.view(array.dtype)
     return Part(array, flat, -low // item, array.strides[0] // item, len(array)), tuple(s // item for s in array.strides[1:])
 

@@ -7,6 +7,10 @@ from .index import flatten as flatten
 from .index import random_crop as random_crop
 from .index import random_flip as random_flip
 from .index import transpose as transpose
+from .rows import pad_rows as pad_rows
+from .rows import pad_to_longest as pad_to_longest
+from .rows import random_cut as random_cut
+from .rows import truncate as truncate
 from .sample import one_hot as one_hot
 from .stage import Bound as Bound
 from .stage import Misfit as Misfit

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .. import jit
+from .. import jit, rng
 from ..spec import Spec
 
 Kernel = Callable[..., Any]
@@ -29,7 +29,7 @@ class Misfit(Exception):
 class Bound(NamedTuple):
     """A stage made ready for one spec: the spec that leaves it, and the function that does the work."""
 
-    kind: str  # "value", "index", "sample" or "shape"
+    kind: str  # "value", "index", "sample", "shape"; of a field made beside another: "mask" or "length"
     out: Spec
     kernel: Kernel
     params: tuple[Any, ...] = ()  # numbers and arrays handed to the kernel whole
@@ -39,6 +39,11 @@ class Bound(NamedTuple):
     fill: float | None = None  # index: the value outside the source
     order: tuple[int, ...] | None = None  # index: axes of the input, in their order in the output
     touches: tuple[int, ...] = ()  # index: output axes whose offset or sign may change
+    scratch: tuple[tuple[str, int], ...] = ()  # sample: dtype and size of buffers handed to the kernel after the key
+    length: Kernel | None = None  # index, on a ragged first axis: its new length, `length(n, *params)`
+    closes: str = ""  # index, on a ragged first axis: "longest" gives rows the length of the longest in their batch
+    multiple: int = 1  # and that length is rounded up to a multiple of this
+    beside: tuple[tuple[str, Any], ...] = ()  # index: fields made beside it, name and Bound of kind "mask" or "length"
 
 
 class Stage(NamedTuple):
@@ -48,6 +53,7 @@ class Stage(NamedTuple):
     bind: Callable[[Spec], Bound]
     user: bool = False  # the kernel is the user's own code
     where: str = ""  # the user's file and line
+    join: Callable[[tuple[Spec, ...]], tuple[Bound, ...]] | None = None  # over several fields at once: their specs to what it makes
 
     def __repr__(self) -> str:
         return self.name
@@ -71,7 +77,9 @@ class Step(NamedTuple):
     fields: tuple[str, ...]
     salt: int
     before: tuple[Spec, ...]
-    bound: tuple[Bound, ...]
+    bound: tuple[Bound, ...]  # one for each of the outputs
+    outputs: tuple[str, ...]  # the fields themselves, then those made beside; of a joint step, what it makes
+    joint: bool = False  # one kernel over all fields at once
 
 
 def floating(dtype: np.dtype) -> np.dtype:
@@ -117,8 +125,9 @@ def elementwise(function: Kernel | None = None, /, *, dtype: Any = None) -> Any:
 
     The number comes as a Python int, float (float64) or bool. Where `dtype` is not given it is the field's own if the
     function gives a number of the same kind, float32 for a float from an integer, else what the function gives. Values
-    that the function needs are taken from its closure or its globals and compiled in. Linking it raises PipelineError
-    where Numba cannot type it.
+    that the function needs are taken from its closure or its globals and compiled in. A function of two or three numbers
+    takes as many fields of one shape: `data.map(("a", "b"), f)`. Linking it raises PipelineError where Numba cannot type
+    it; a result that does not fit an integer dtype is a PipelineError naming the row.
 
     >>> import numpy as np, jitloader as jl
     >>> @jl.elementwise
@@ -129,33 +138,68 @@ def elementwise(function: Kernel | None = None, /, *, dtype: Any = None) -> Any:
     """
     if function is None:
         return lambda f: elementwise(f, dtype=dtype)
-    if not callable(function) or arity(function) != 1:
-        raise TypeError(f"elementwise takes a function of one number, got {function!r}")
+    if not callable(function) or not 1 <= arity(function) <= 3:
+        raise TypeError(f"elementwise takes a function of one to three numbers, got {function!r}")
     name = getattr(function, "__name__", "elementwise")
     fixed = None if dtype is None else np.dtype(dtype)
+    written = source_of(function)
 
-    def out(spec: Spec) -> Spec:
-        given = np.dtype(jit.infer(function, (wide(spec.dtype),)).replace("none", "O"))
+    def out(specs: tuple[Spec, ...]) -> Spec:
+        for spec in specs:
+            numeric(spec, name)
+        given = np.dtype(jit.infer(function, tuple(wide(s.dtype) for s in specs)).replace("none", "O"))
         if given.kind not in "biuf":
             raise Misfit(f"{name} must return a number")
+        spec = specs[0]
         if fixed is not None:
             return Spec(fixed, spec.shape)
         if given.kind == spec.dtype.kind or (given.kind in "iu" and spec.dtype.kind in "iu"):
             return spec
         return Spec(np.dtype(np.float32) if given.kind == "f" else given, spec.shape)
 
+    if arity(function) == 1:
+        return Stage(name, lambda spec: Bound("value", out((spec,)), function), True, written)
+
+    def join(specs: tuple[Spec, ...]) -> tuple[Bound, ...]:
+        if len(specs) != arity(function) or len({s.shape for s in specs}) > 1 or specs[0].ragged:
+            raise Misfit(f"{name} takes {arity(function)} fields of one shape")
+        return (Bound("sample", out(specs), _over(function, tuple(s.dtype for s in specs))),)
+
+    return Stage(name, _alone(name, arity(function)), True, written, join)
+
+
+def _alone(name: str, count: int) -> Callable[[Spec], Bound]:
     def bind(spec: Spec) -> Bound:
-        numeric(spec, name)
-        return Bound("value", out(spec), function)
+        raise Misfit(f"{name} takes {count} fields at once, as map((\"a\", \"b\"), {name})")
 
-    return Stage(name, bind, True, source_of(function))
+    return bind
 
 
-def stage(function: Kernel | None = None, /, *, shape: Any = None, dtype: Any = None, out: Any = None) -> Any:
+def _over(function: Kernel, dtypes: tuple[np.dtype, ...]) -> Kernel:
+    """Give the loop of a function over the elements of two or three samples."""
+    kinds = {"int64": rng.i64, "uint64": rng.u64, "float64": np.float64, "bool": bool}
+    a, b, c = (kinds[wide(d)] for d in (*dtypes, *dtypes)[:3])
+
+    def two(x, y, dst, key):  # type: ignore[no-untyped-def]
+        x, y, d = x.reshape(x.size), y.reshape(y.size), dst.reshape(dst.size)
+        for i in range(d.size):
+            d[i] = function(a(x[i]), b(y[i]))
+
+    def three(x, y, z, dst, key):  # type: ignore[no-untyped-def]
+        x, y, z, d = x.reshape(x.size), y.reshape(y.size), z.reshape(z.size), dst.reshape(dst.size)
+        for i in range(d.size):
+            d[i] = function(a(x[i]), b(y[i]), c(z[i]))
+
+    return two if len(dtypes) == 2 else three
+
+
+def stage(function: Kernel | None = None, /, *, shape: Any = None, dtype: Any = None, out: Any = None, inputs: int = 1) -> Any:
     """Make a stage of a function over one sample, `function(src, dst, key)`, that writes every element of `dst`.
 
-    `src` and `dst` are C-contiguous arrays of one row; `key` is the row's own random key (`jl.uniform(key, k)`, ...).
-    `dst` has the shape and dtype of `src` unless `shape` or `dtype` are given, or `out(spec) -> Spec` computes them.
+    `src` and `dst` are C-contiguous arrays of one row (a number is an array of one element); `key` is the row's own
+    random key (`jl.uniform(key, k)`, ...). `dst` has the shape and dtype of `src` unless `shape` or `dtype` are given,
+    or `out(spec) -> Spec` computes them. With `inputs=2` (or more) the function takes as many sources, then its targets,
+    then the key; `out` gets all specs and gives a Spec for each target.
 
     >>> import numpy as np, jitloader as jl
     >>> @jl.stage(shape=(2,))
@@ -165,15 +209,31 @@ def stage(function: Kernel | None = None, /, *, shape: Any = None, dtype: Any = 
     array([4, 7])
     """
     if function is None:
-        return lambda f: stage(f, shape=shape, dtype=dtype, out=out)
-    if not callable(function) or arity(function) != 3:
-        raise TypeError(f"stage takes a function (src, dst, key), got {function!r}")
+        return lambda f: stage(f, shape=shape, dtype=dtype, out=out, inputs=inputs)
+    targets = arity(function) - inputs - 1 if callable(function) else 0
+    if targets < 1 or (inputs == 1 and targets != 1):
+        wanted = "(src, dst, key)" if inputs == 1 else f"({inputs} sources, targets, key)"
+        raise TypeError(f"stage takes a function {wanted}, got {function!r}")
     size = None if shape is None else (shape,) if isinstance(shape, int) else tuple(shape)
 
-    def made(spec: Spec) -> Spec:
+    def made(specs: tuple[Spec, ...]) -> tuple[Bound, ...]:
+        if len(specs) != inputs:
+            raise Misfit(f"{name} takes {inputs} fields at once")
         if out is not None:
-            return Spec(*out(spec))
-        return Spec(spec.dtype if dtype is None else np.dtype(dtype), spec.shape if size is None else size)
+            found = out(*specs)
+            found = [found] if isinstance(found, Spec) or (len(found) == 2 and not isinstance(found[0], tuple)) else list(found)
+            specs = tuple(Spec(np.dtype(d), tuple(s)) for d, s in found)
+        elif targets > len(specs):
+            raise Misfit(f"{name} makes {targets} fields of {len(specs)}: give out=, their specs")
+        else:
+            kept = specs[:targets]
+            specs = tuple(Spec(s.dtype if dtype is None else np.dtype(dtype), s.shape if size is None else size) for s in kept)
+        if any(s.ragged for s in specs):
+            raise Misfit(f"{name} makes samples of one shape: give shape=, or close ragged rows by pad(length) before it")
+        return tuple(Bound("sample", s, function, random=True) for s in specs)
 
     name = getattr(function, "__name__", "stage")
-    return Stage(name, lambda spec: Bound("sample", made(spec), function, random=True), True, source_of(function))
+    written = source_of(function)
+    if inputs == 1:
+        return Stage(name, lambda spec: made((spec,))[0], True, written)
+    return Stage(name, _alone(name, inputs), True, written, made)
