@@ -38,5 +38,6 @@ from .stages import scale as scale
 from .stages import stage as stage
 from .stages import transpose as transpose
 from .stages import truncate as truncate
+from .windows import windows as windows
 
 __version__ = "0.1.0"
