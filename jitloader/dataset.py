@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from . import compose, jit, passes, rng, storage
+from . import compose, jit, passes, python, rng, storage
 from .compose import decoded
 from .errors import PipelineError
 from .passes import Statistics
@@ -38,7 +38,7 @@ class Dataset:
     float32 (3, 8, 8)
     """
 
-    __slots__ = ("_batch", "_fields", "_sources", "_steps")
+    __slots__ = ("_batch", "_fields", "_python", "_sources", "_steps")
 
     def __init__(self, fields: Mapping[str, Any] | None = None, /, **named: Any) -> None:
         given = {**(fields or {}), **named}
@@ -58,6 +58,7 @@ class Dataset:
     def _set(self, sources: dict[str, Samples], steps: tuple[Step, ...], fields: tuple[str, ...]) -> None:
         self._sources, self._steps, self._fields = sources, steps, fields
         self._batch = batch_type(fields)
+        self._python: tuple[python.Applied, ...] = ()
 
     def _with(
         self,
@@ -67,6 +68,7 @@ class Dataset:
     ) -> Dataset:
         new = object.__new__(Dataset)
         new._set(sources or self._sources, self._steps if steps is None else steps, fields or self._fields)
+        new._python = self._python
         return new
 
     # -- looking ------------------------------------------------------------------------------------------------------
@@ -98,6 +100,7 @@ class Dataset:
                     text += (f" with {', '.join(others)}" if others else "") + (" ->" if text[-1] != ":" or others else "")
                     text += f" {step.stage.name} -> {step.bound[step.outputs.index(name)].out}"
             lines.append(text)
+        lines += [f"  -> {made.name} (Python, {'a row' if made.rowwise else 'a batch'} at a time)" for made in self._python]
         return "\n".join(lines)
 
     def explain(self) -> str:
@@ -119,6 +122,8 @@ class Dataset:
         of (src, dst, key). One that takes several fields at once writes into the first of them, or into the fields
         named by `to`. Raises PipelineError on this line where a stage does not fit, naming stage, field and specs.
         """
+        if self._python:
+            raise PipelineError(f"map after apply({self._python[0].name}): what apply gives is Python's, so link it last")
         names = (fields,) if isinstance(fields, str) else tuple(fields)
         for name in names:
             self._check_field(name)
@@ -195,6 +200,51 @@ class Dataset:
         number = len(self._steps)
         raise PipelineError(f"stage {number} {made.name!r} on field {name!r}: {reason}; got {spec} [{where}]") from None
 
+    def apply(self, function: Callable[..., Any]) -> Dataset:
+        """Link any Python function of a whole batch, run in the background thread: `function(batch)` gives the batch.
+
+        It may return a dict (fields changed or added), a NamedTuple, or anything else, which is then what the loader
+        yields. No JIT, and the GIL is held while it runs. Its output must keep the dtypes and shapes it has on the first
+        batch; an exception reaches the consumer as a PipelineError with the user's own line.
+
+        >>> import numpy as np, jitloader as jl
+        >>> jl.Dataset(x=np.arange(3)).apply(lambda batch: {"x": batch.x + 1})[0:2].x
+        array([1, 2])
+        """
+        return self._applied(python.applied(function, False, self._salt + len(self._python), caller()))
+
+    def apply_rows(self, function: Callable[..., Any]) -> Dataset:
+        """Link any Python function of one row: `function(row, rng)` gets a dict of the row's fields, and gives a dict of
+        those it changes or adds.
+
+        `rng` is a numpy Generator of the row's own, keyed by (seed, epoch, row, stage). Slow: Python a row; what numbers
+        can do belongs in `map`.
+
+        >>> import numpy as np, jitloader as jl
+        >>> jl.Dataset(x=np.arange(3)).apply_rows(lambda row, rng: {"y": row["x"] * 2.0})[0:2].y
+        array([0., 2.])
+        """
+        return self._applied(python.applied(function, True, self._salt + len(self._python), caller()))
+
+    def _applied(self, made: python.Applied) -> Dataset:
+        new = self._with()
+        new._python = (*self._python, made)
+        return new
+
+    def finish(self, arrays: Sequence[Any], seed: int, epoch: int) -> Any:
+        """Give filled arrays, the row numbers last where functions were applied, as the batch that users see."""
+        if not self._python:
+            return self._batch(*arrays)
+        batch, rows = self._batch(*arrays[:-1]), arrays[-1]
+        for made in self._python:
+            batch = python.run(made, batch, rows, epoch_key(seed, epoch), epoch)
+        return batch
+
+    @property
+    def applies(self) -> bool:
+        """Whether Python functions are linked."""
+        return bool(self._python)
+
     def keep(self, *fields: str) -> Dataset:
         """Give the data set with these fields alone, in this order; what they are made from is still read."""
         for name in fields:
@@ -255,6 +305,8 @@ class Dataset:
 
     def zip(self, other: Dataset) -> Dataset:
         """Give the fields of both, row by row; raises ValueError where lengths differ or a name is in both."""
+        self._refuse_python("zip")
+        other._refuse_python("zip")
         if len(self) != len(other):
             raise ValueError(f"zip takes data sets of one length, got {len(self)} and {len(other)} rows")
         both = sorted(set(self._fields) & set(other._fields))
@@ -268,6 +320,8 @@ class Dataset:
 
     def concat(self, other: Dataset) -> Dataset:
         """Give the rows of both, one after the other, by reference; fields, their types and their stages must agree."""
+        self._refuse_python("concat")
+        other._refuse_python("concat")
         if self._fields != other._fields:
             raise ValueError(f"concat: fields differ: {', '.join(self._fields)} and {', '.join(other._fields)}")
         if [(s.stage.name, s.outputs) for s in self._steps] != [(s.stage.name, s.outputs) for s in other._steps]:
@@ -293,7 +347,11 @@ class Dataset:
             found = compose.sample_of(self._sources, self._steps, self._fields, row, epoch_key(seed, epoch))
         except compose.RowError as error:
             raise self.blame(error, row, seed, epoch) from None
-        return self._batch(*(np.asarray(found[name])[()] for name in self._fields))
+        sample = [np.asarray(found[name])[()] for name in self._fields]
+        if not self._python:
+            return self._batch(*sample)
+        batch = self.finish([*(np.asarray(a)[None] for a in sample), np.array([row])], seed, epoch)
+        return python.first_row(batch)
 
     def trace(self, row: int, *, seed: int = 0, epoch: int = 0) -> list[tuple[str, Any]]:
         """Give one sample after each stage, in plain Python: ("source", sample), then (stage name, sample) a step.
@@ -319,7 +377,7 @@ class Dataset:
         arrays, failed = compose.collect(program, worker, 0, 1, len(rows))
         if failed is not None:
             raise self.failed(program, failed, seed, epoch)
-        return self._batch(*arrays)
+        return self.finish(arrays, seed, epoch)
 
     def failed(self, program: compose.Program, failure: compose.Failure, seed: int, epoch: int) -> Exception:
         """Give the error of a row on which a kernel stopped, found by running that row in plain Python."""
@@ -367,7 +425,8 @@ class Dataset:
 
     def program(self, order: Any, order_params: Sequence[Any]) -> compose.Program:
         """Give the whole chain as one function, its rows given by an order kernel."""
-        return compose.compose(self._sources, self._steps, self._fields, order, order_params, len(self))
+        rows = python.ROWS if self._python else ""
+        return compose.compose(self._sources, self._steps, self._fields, order, order_params, len(self), rows)
 
     def statistics(self, field: str) -> Statistics:
         """Give mean, std, min and max of a field over all rows (and all axes of a sample but the last): float64.
@@ -381,6 +440,7 @@ class Dataset:
         array([0., 1.])
         """
         self._check_field(field)
+        self._refuse_python("statistics")
         spec = decoded(self.spec[field])
         if spec.dtype.kind not in "biuf" or spec.ragged:
             raise PipelineError(f"statistics takes a field of numbers of one shape; {field!r} is {spec}")
@@ -393,6 +453,7 @@ class Dataset:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the rows, through their stages (random ones with the draws of seed 0, epoch 0), to a folder: a `.npy` a
         field and a manifest, whole or not at all. `jl.open(path)` reads it."""
+        self._refuse_python("save")
         varied = [name for name, spec in self.spec.items() if spec.ragged]
         if varied:
             raise PipelineError(f"save takes fields of one shape; {varied[0]!r} is {self.spec[varied[0]]}: pad it first")
@@ -406,6 +467,10 @@ class Dataset:
                     target[start : start + len(found)] = found
 
             self._swept(lambda: passes.sweep(program, len(self), epoch_key(0, 0), lambda: consume), program)
+
+    def _refuse_python(self, what: str) -> None:
+        if self._python:
+            raise PipelineError(f"{what} runs in kernels: take it before apply({self._python[0].name})")
 
     def _swept(self, run: Callable[[], Any], program: compose.Program) -> Any:
         try:

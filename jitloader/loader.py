@@ -29,7 +29,9 @@ QUICK = 0.0004  # seconds: a call shorter than this takes more batches the next 
 class _Unit:
     """One kernel call: a run of batches in a slot, and the lock that opens when they are there."""
 
-    __slots__ = ("cancelled", "done", "failed", "fill_seconds", "layouts", "problem", "ready", "rows", "slot", "start")
+    __slots__ = (
+        "batches", "cancelled", "done", "failed", "fill_seconds", "layouts", "problem", "ready", "rows", "slot", "start"
+    )  # fmt: skip
 
     def __init__(self, slot: Slot, start: int, rows: int) -> None:
         self.slot, self.start, self.rows = slot, start, rows
@@ -39,18 +41,21 @@ class _Unit:
         self.failed: compose.Failure | None = None
         self.problem: BaseException | None = None  # what went wrong outside of kernels
         self.layouts: list[compose.Layout | None] = []
+        self.batches: list[Any] | None = None  # finished batches, where Python functions were applied
         self.fill_seconds = 0.0
 
 
 class _Plan:
     """What an epoch's kernel calls share: the program, its order of this epoch, and where this rank's rows are."""
 
-    __slots__ = ("batch_size", "first", "key", "length", "order", "program", "step")
+    __slots__ = ("batch_size", "data", "epoch", "first", "key", "length", "order", "program", "seed", "step")
 
     def __init__(
-        self, program: compose.Program, order: tuple[Any, ...], key: int, first: int, step: int, length: int, batch_size: int
-    ) -> None:
-        self.program, self.order, self.key = program, order, key
+        self, data: Dataset, program: compose.Program, order: tuple[Any, ...], seed: int, epoch: int, first: int, step: int,
+        length: int, batch_size: int,
+    ) -> None:  # fmt: skip
+        self.data, self.program, self.order, self.seed, self.epoch = data, program, order, seed, epoch
+        self.key = epoch_key(seed, epoch)
         self.first, self.step, self.length, self.batch_size = first, step, length, batch_size
 
     def worker(self) -> compose.Worker:
@@ -71,9 +76,19 @@ class _Plan:
         started = time.perf_counter()
         try:
             self._fill(worker, unit)
+            if self.data.applies and unit.failed is None:
+                self._apply(unit)
         except BaseException as problem:
             unit.problem = problem
         unit.fill_seconds = time.perf_counter() - started
+
+    def _apply(self, unit: _Unit) -> None:
+        """Run the applied functions over each batch; those before one that fails are kept."""
+        whole = shaped(self.program, unit)
+        unit.batches = []
+        for low in range(0, unit.rows, self.batch_size):
+            high = min(low + self.batch_size, unit.rows)
+            unit.batches.append(self.data.finish([a[low:high] for a in whole], self.seed, self.epoch))
 
     def _fill(self, worker: compose.Worker, unit: _Unit) -> None:
         program, slot = self.program, unit.slot
@@ -324,8 +339,11 @@ class Loader:
             self._positions = positions.length
             self._program = self._data.program(positions.kernel, positions.params)
         self._program.load()
-        key, length = epoch_key(self.seed, epoch), max(positions.length, 1)
-        return _Plan(self._program, positions.params, key, start + self.rank, self.world_size, length, self.batch_size)
+        length = max(positions.length, 1)
+        first, step = start + self.rank, self.world_size
+        return _Plan(
+            self._data, self._program, positions.params, self.seed, epoch, first, step, length, self.batch_size
+        )
 
     def warmup(self) -> Loader:
         """Compile the kernel now (from the disk cache where it is there), so that the first batch does not."""
@@ -383,14 +401,16 @@ class Loader:
                 if unit.fill_seconds < QUICK and many < most:
                     many = min(most, many * 4)
                 slot, begin, rows = unit.slot, unit.start, unit.rows
-                good = rows if unit.failed is None and unit.problem is None else self._good(unit)
-                whole = self._whole(unit)
-                for low in range(0, good, size):
+                whole: Any = shaped(program, unit) if unit.batches is None else unit.batches
+                for low in range(0, self._good(unit), size):
                     high = min(low + size, rows)
                     self._at = (epoch, min(start + (begin + high) * world, last))
                     stats["batches"] += 1
                     stats["rows"] += high - low
-                    yield make([a[low:high] for a in whole])
+                    if unit.batches is not None:
+                        yield whole.pop(0)
+                    else:
+                        yield make([a[low:high] for a in whole])
                 slot.busy = False
                 if unit.failed is not None or unit.problem is not None:
                     raise self._error(unit, plan, epoch)
@@ -398,22 +418,13 @@ class Loader:
         finally:
             team.stop(units)
 
-    def _whole(self, unit: _Unit) -> list[Any]:
-        """Give a unit's outputs so that [low:high] is a batch of each."""
-        outputs, slot = self._program.outputs, unit.slot  # type: ignore[union-attr]
-        if not unit.layouts or all(layout is None for layout in unit.layouts):
-            return slot.shaped(outputs, compose.shape_output)
-        found: list[Any] = []
-        for output, flat, layout in zip(outputs, slot.flat, unit.layouts, strict=True):
-            if layout is None:
-                found.append(compose.shape_output(output, flat, unit.rows))
-            else:
-                found.append(_Varied(output, flat, layout))
-        return found
-
     def _good(self, unit: _Unit) -> int:
-        """How many rows of a failed unit came whole, in full batches."""
-        return unit.failed.done // self.batch_size * self.batch_size if unit.failed is not None else 0
+        """How many rows of a unit came whole, in full batches where it failed."""
+        if unit.batches is not None and unit.problem is not None:
+            return len(unit.batches) * self.batch_size
+        if unit.problem is not None:
+            return 0
+        return unit.rows if unit.failed is None else unit.failed.done // self.batch_size * self.batch_size
 
     def _error(self, unit: _Unit, plan: _Plan, epoch: int) -> BaseException:
         if unit.failed is not None:
@@ -437,7 +448,7 @@ class Loader:
         arrays, failed = compose.collect(plan.program, plan.worker(), first, plan.step, min(rows, -(-(plan.length - first) // plan.step)))
         if failed is not None:
             raise self._data.failed(plan.program, failed, self.seed, epoch)
-        return self._data._batch(*arrays)
+        return self._data.finish(arrays, self.seed, epoch)
 
     # -- state --------------------------------------------------------------------------------------------------------
 
@@ -538,6 +549,18 @@ class Loader:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def shaped(program: compose.Program, unit: _Unit) -> list[Any]:
+    """Give a unit's outputs so that [low:high] is a batch of each."""
+    slot = unit.slot
+    if all(layout is None for layout in unit.layouts):
+        return slot.shaped(program.outputs, compose.shape_output)
+    found: list[Any] = []
+    for output, flat, layout in zip(program.outputs, slot.flat, unit.layouts, strict=True):
+        varied = layout is not None
+        found.append(_Varied(output, flat, layout) if varied else compose.shape_output(output, flat, unit.rows))
+    return found
 
 
 class _Varied:

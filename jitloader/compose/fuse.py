@@ -23,14 +23,15 @@ def compose(
     order: Callable[..., Any],
     order_params: Sequence[Any],
     count: int,
+    rows: str = "",
 ) -> Program:
-    """Write the program that fills batches of these fields.
+    """Write the program that fills batches of these fields, and of the row numbers under the name `rows` where given.
 
     `order(first, step, rows, *order_params)` gives rows for positions; `count` is the number of samples, against which
     each row is checked.
     """
     needed = _needed(steps, fields)
-    return _Fuser(sources, steps, fields, needed, count).program(order, order_params)
+    return _Fuser(sources, steps, fields, needed, count, rows).program(order, order_params)
 
 
 def _needed(steps: Sequence[Step], fields: Sequence[str]) -> set[str]:
@@ -46,7 +47,13 @@ class _Fuser:
     """What one program is written from, and how far each field has come."""
 
     def __init__(
-        self, sources: dict[str, Samples], steps: Sequence[Step], fields: Sequence[str], needed: set[str], count: int
+        self,
+        sources: dict[str, Samples],
+        steps: Sequence[Step],
+        fields: Sequence[str],
+        needed: set[str],
+        count: int,
+        rows: str,
     ) -> None:
         self.sources = {n: s for n, s in sources.items() if n in needed}
         self.steps = tuple(steps)
@@ -69,6 +76,10 @@ class _Fuser:
                     closing[name] = (bound.closes, bound.multiple)
                     follows[name] = step.fields[0]
         self.outputs = [self._output(name, closing.get(name), follows.get(name, name)) for name in fields]
+        if rows:
+            self.outputs.append(Output(rows, Spec(np.dtype(np.int64), ()), np.dtype(np.int64), 1))
+            self.done.add(rows)
+        self.rows = rows
         self.at = {o.name: k for k, o in enumerate(self.outputs)}
 
     def _output(self, name: str, closing: tuple[str, int] | None, follows: str) -> Output:
@@ -97,6 +108,8 @@ class _Fuser:
                 with block(f"if r < 0 or r >= {self.count}:"):
                     code.refuse(-1)
                 self._prefetch()
+                if self.rows:
+                    add(f"out{self.at[self.rows]}[place + done + j] = r")
                 if any(b.random for k in self.active for b in self.steps[k].bound):
                     add("sample = subkey(key, r)")
                 for name, samples in self.sources.items():

@@ -1,0 +1,121 @@
+"""The escape hatch: Python functions of a whole batch or of a row, run where the batch is filled."""
+
+from __future__ import annotations
+
+import collections
+import os
+import traceback
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from . import rng
+from .errors import PipelineError
+
+ROWS = "row numbers"  # the name of the output that carries them: no field can have it
+
+
+class Applied(NamedTuple):
+    """A Python function linked to a data set: whether it takes rows, the salt of its draws, where it was linked, and
+    the types of what it gave first."""
+
+    function: Callable[..., Any]
+    name: str
+    rowwise: bool
+    salt: int
+    where: str
+    seen: dict[str, tuple[Any, Any]]
+
+
+def applied(function: Callable[..., Any], rowwise: bool, salt: int, where: str) -> Applied:
+    """Give a function ready to be linked."""
+    if not callable(function):
+        raise TypeError(f"apply takes a function, got {function!r}")
+    return Applied(function, getattr(function, "__name__", repr(function)), rowwise, salt, where, {})
+
+
+def run(made: Applied, batch: Any, rows: np.ndarray, key: int, epoch: int) -> Any:
+    """Give a batch after a function; what it raises comes as a PipelineError naming the rows and the user's line."""
+    if made.rowwise:
+        result = _rowwise(made, batch, rows, key, epoch)
+    else:
+        try:
+            result = made.function(batch)
+        except Exception as error:
+            raise _blame(made, error, f"rows {_some(rows)}", epoch) from None
+    return merge(made, batch, result)
+
+
+def _rowwise(made: Applied, batch: Any, rows: np.ndarray, key: int, epoch: int) -> dict[str, Any]:
+    columns: dict[str, list[Any]] = {}
+    fields = batch._fields
+    for j, row in enumerate(rows):
+        generator = np.random.Generator(np.random.PCG64(rng.subkey(rng.subkey(key, int(row)), made.salt)))
+        try:
+            changed = made.function({name: getattr(batch, name)[j] for name in fields}, generator)
+        except Exception as error:
+            raise _blame(made, error, f"row {int(row)}", epoch) from None
+        if not isinstance(changed, dict):
+            raise PipelineError(f"stage {made.name!r}, row {int(row)}: a function of a row gives a dict, got {type(changed).__name__}")
+        for name, value in changed.items():
+            columns.setdefault(name, []).append(value)
+    for name, values in columns.items():
+        if len(values) != len(rows):
+            raise PipelineError(f"stage {made.name!r}: field {name!r} came for {len(values)} of {len(rows)} rows")
+    return {name: _stack(made, name, values) for name, values in columns.items()}
+
+
+def _stack(made: Applied, name: str, values: list[Any]) -> np.ndarray:
+    arrays = [np.asarray(v) for v in values]
+    kinds = {(a.dtype, a.shape) for a in arrays}
+    if len(kinds) > 1:
+        some = " and ".join(sorted(f"{d} {s}" for d, s in kinds)[:2])
+        raise PipelineError(f"stage {made.name!r}: field {name!r} differs between rows: {some}")
+    return np.stack(arrays)
+
+
+def merge(made: Applied, batch: Any, result: Any) -> Any:
+    """Give what a function returned as the batch: a dict changes or adds fields, anything else stands for itself."""
+    if isinstance(result, dict) and hasattr(batch, "_fields"):
+        for name, value in result.items():
+            _check(made, name, value)
+        if set(result) <= set(batch._fields):
+            return batch._replace(**result)
+        names = (*batch._fields, *(n for n in result if n not in batch._fields))
+        values = {**batch._asdict(), **result}
+        return collections.namedtuple("Batch", names)(**values)  # type: ignore[misc]
+    return result
+
+
+def _check(made: Applied, name: str, value: Any) -> None:
+    """Hold the type of a field to that of the first batch."""
+    if not hasattr(value, "dtype") or not hasattr(value, "shape"):
+        return
+    kind = (value.dtype, tuple(value.shape[1:]))
+    first = made.seen.setdefault(name, kind)
+    if first != kind:
+        raise PipelineError(
+            f"stage {made.name!r} gave {name!r} as {kind[0]} {kind[1]}, and {first[0]} {first[1]} on the first batch [{made.where}]"
+        )
+
+
+def first_row(batch: Any) -> Any:
+    """Give the one row of a batch of one."""
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*(a[0] for a in batch))
+    return batch
+
+
+def _some(rows: np.ndarray) -> str:
+    text = ", ".join(str(int(r)) for r in rows[:3])
+    return text + (", ..." if len(rows) > 3 else "")
+
+
+def _blame(made: Applied, error: Exception, which: str, epoch: int) -> PipelineError:
+    where = made.where
+    here = os.path.dirname(__file__) + os.sep
+    for frame in traceback.extract_tb(error.__traceback__):
+        if not frame.filename.startswith(here):
+            where = f"{frame.filename} line {frame.lineno}"
+    return PipelineError(f"stage {made.name!r}, {which}, epoch {epoch}: {type(error).__name__}: {error} [{where}]")
