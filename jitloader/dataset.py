@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import keyword
 import math
 import os
 import traceback
@@ -237,7 +236,7 @@ class Dataset:
             return self._batch(*arrays)
         batch, rows = self._batch(*arrays[:-1]), arrays[-1]
         for made in self._python:
-            batch = python.run(made, batch, rows, epoch_key(seed, epoch), epoch)
+            batch = python.run(made, batch, self._fields, rows, epoch_key(seed, epoch), epoch)
         return batch
 
     @property
@@ -506,18 +505,18 @@ def _open(path: Any, name: str) -> np.ndarray:
 
 
 def check_name(name: str) -> None:
-    """Refuse a field name that cannot be an attribute of a batch."""
-    if not isinstance(name, str) or not name.isidentifier() or keyword.iskeyword(name) or name.startswith("_"):
-        raise ValueError(f"field name {name!r} cannot be used: a batch has it as an attribute, so it must be a plain identifier")
+    """Refuse a field name that is not a string of at least one character."""
+    if not isinstance(name, str) or not name:
+        raise TypeError(f"a field name is a string of at least one character, got {name!r}")
 
 
 _types: dict[tuple[str, ...], Any] = {}
 
 
 def batch_type(fields: tuple[str, ...]) -> Any:
-    """Give the NamedTuple type of a batch of these fields."""
+    """Give the NamedTuple type of a batch of these fields; one that is no identifier is `_k` there, its place k."""
     if fields not in _types:
-        _types[fields] = collections.namedtuple("Batch", fields)  # type: ignore[misc]
+        _types[fields] = collections.namedtuple("Batch", fields, rename=True)  # type: ignore[misc]
     return _types[fields]
 
 

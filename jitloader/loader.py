@@ -93,6 +93,7 @@ class _Plan:
     def _fill(self, worker: compose.Worker, unit: _Unit) -> None:
         program, slot = self.program, unit.slot
         rows, lengths = unit.rows, {}
+        assert rows <= slot.rows
         if program.measure is not None:
             lengths = {o.name: np.zeros(rows, np.int64) for o in program.measure.outputs}
             for first, count, place in self.pieces(unit):
@@ -267,6 +268,7 @@ class Loader:
         self._closed = False
         self._program: compose.Program | None = None
         self._pool: Pool | None = None
+        self._pool_rows = 0
         self._live: weakref.WeakSet[_Team] = weakref.WeakSet()
         self._stats = {"batches": 0, "rows": 0, "wait_seconds": 0.0, "fill_seconds": 0.0}
         positions = self._order.plan(len(data), self.seed, 0)
@@ -351,7 +353,8 @@ class Loader:
         return self
 
     def _slots(self, program: compose.Program, rows: int, keep: int) -> Pool:
-        if self._pool is None:
+        if self._pool is None or self._pool_rows != rows:
+            self._pool_rows = rows
             kinds = [(o.carrier, o.size if o.form == "fixed" else 0) for o in program.outputs]
 
             def make() -> Slot:
@@ -370,7 +373,7 @@ class Loader:
             self._at = (epoch + 1, 0)
             return
         nbytes = size * max(program.nbytes, 64 if program.measure else 1)
-        most = max(1, min(UNIT // max(nbytes, 1), -(-total // size)))
+        most = max(1, min(UNIT // max(nbytes, 1), -(-self._local(0) // size)))
         ahead = max(self.prefetch, 1)
         pool = self._slots(program, most * size, ahead + 2)
         # A short epoch is over before a thread has started.

@@ -35,10 +35,11 @@ def applied(function: Callable[..., Any], rowwise: bool, salt: int, where: str) 
     return Applied(function, getattr(function, "__name__", repr(function)), rowwise, salt, where, {})
 
 
-def run(made: Applied, batch: Any, rows: np.ndarray, key: int, epoch: int) -> Any:
+def run(made: Applied, batch: Any, fields: tuple[str, ...], rows: np.ndarray, key: int, epoch: int) -> Any:
     """Give a batch after a function; what it raises comes as a PipelineError naming the rows and the user's line."""
     if made.rowwise:
-        result = _rowwise(made, batch, rows, key, epoch)
+        names = fields if len(fields) == len(batch) else batch._fields
+        result = _rowwise(made, batch, names, rows, key, epoch)
     else:
         try:
             result = made.function(batch)
@@ -47,13 +48,14 @@ def run(made: Applied, batch: Any, rows: np.ndarray, key: int, epoch: int) -> An
     return merge(made, batch, result)
 
 
-def _rowwise(made: Applied, batch: Any, rows: np.ndarray, key: int, epoch: int) -> dict[str, Any]:
+def _rowwise(
+    made: Applied, batch: Any, fields: tuple[str, ...], rows: np.ndarray, key: int, epoch: int
+) -> dict[str, Any]:
     columns: dict[str, list[Any]] = {}
-    fields = batch._fields
     for j, row in enumerate(rows):
         generator = np.random.Generator(np.random.PCG64(rng.subkey(rng.subkey(key, int(row)), made.salt)))
         try:
-            changed = made.function({name: getattr(batch, name)[j] for name in fields}, generator)
+            changed = made.function({name: column[j] for name, column in zip(fields, batch, strict=True)}, generator)
         except Exception as error:
             raise _blame(made, error, f"row {int(row)}", epoch) from None
         if not isinstance(changed, dict):
@@ -84,7 +86,7 @@ def merge(made: Applied, batch: Any, result: Any) -> Any:
             return batch._replace(**result)
         names = (*batch._fields, *(n for n in result if n not in batch._fields))
         values = {**batch._asdict(), **result}
-        return collections.namedtuple("Batch", names)(**values)  # type: ignore[misc]
+        return collections.namedtuple("Batch", names, rename=True)(*values.values())  # type: ignore[misc]
     return result
 
 

@@ -58,6 +58,7 @@ class _Fuser:
         self.sources = {n: s for n, s in sources.items() if n in needed}
         self.steps = tuple(steps)
         self.active = [k for k, step in enumerate(steps) if needed & set(step.outputs)]
+        self.suffix = {name: f"_{k}" for k, name in enumerate(self.sources)}  # of a field's variables
         self.code = Source()
         self.count = self.code.argument(count)
         self.flows: dict[str, Flow] = {}
@@ -209,11 +210,12 @@ class _Fuser:
                     code.add(f"prefetch({flat}, {base} + {line // samples.carrier.itemsize})")
 
     def _read(self, name: str, samples: Samples) -> Flow:
-        var, base = self._row(samples, "r", f"_{name}")
+        suffix = self.suffix[name]
+        var, base = self._row(samples, "r", suffix)
         shape: tuple[Any, ...] = samples.shape
         if len(samples.strides) > len(shape):
             shape = (*shape, samples.dtype.itemsize)
-        flow = Flow(var, base, samples.carrier, [f"n_{name}" if n is None else n for n in shape], samples.strides)
+        flow = Flow(var, base, samples.carrier, [f"n{suffix}" if n is None else n for n in shape], samples.strides)
         flow.logical = samples.dtype
         return flow
 
@@ -423,8 +425,8 @@ class _Fuser:
                 with code.block(f"if r < 0 or r >= {self.count}:"):
                     code.refuse(-1)
                 for k, name in enumerate(names):
-                    self._row(self.sources[name], "r", f"_{name}")
-                    length = f"n_{name}"
+                    self._row(self.sources[name], "r", self.suffix[name])
+                    length = f"n{self.suffix[name]}"
                     for number in self.active:
                         step = self.steps[number]
                         if name not in step.fields:
