@@ -10,6 +10,7 @@ import jitloader as jl
 
 MEAN3 = np.array([125.3, 123.0, 113.9])
 STD3 = np.array([63.0, 62.1, 66.7])
+WINDOW = 1024
 
 
 def make(w, d):
@@ -24,9 +25,15 @@ def make(w, d):
         data = jl.Dataset(x=d.X, y=d.y).map("x", jl.random_flip(), jl.normalize(MEAN3, STD3), jl.channels_first())
     elif w == "W5":
         data = jl.Dataset(x=d.X)
+    elif w == "W4":
+        data = jl.Dataset(jl.windows(d.tokens, x=slice(0, WINDOW), y=slice(1, WINDOW + 1))).map(("x", "y"), jl.cast("int64"))
+    elif w == "W6":
+        data = jl.Dataset(x=jl.ragged(d.values, d.offsets)).map("x", jl.cast("int64"), jl.pad_to_longest(mask="mask"))
     else:
         raise KeyError(w)
-    loader = jl.Loader(data, d.batch, shuffle=True)
+    # W4 draws its offsets with replacement, as the other loaders there do.
+    order = jl.sampled(d.n) if w == "W4" else jl.shuffled
+    loader = jl.Loader(data, d.batch, order=order)
 
     def epoch(seed):
         loader.epoch = seed

@@ -8,6 +8,7 @@ from .jit import clear_cache as clear_cache
 from .jit import compile_events as compile_events
 from .compose import Ragged as Ragged
 from .loader import Loader as Loader
+from .orders import sampled as sampled
 from .orders import sequential as sequential
 from .orders import shuffled as shuffled
 from .ragged import ragged as ragged
