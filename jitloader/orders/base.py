@@ -58,7 +58,12 @@ def index_dtype(count: int) -> str:
 
 def compiled(function: Callable[..., Any], *values: Any) -> Any:
     """Run a kernel once on these arguments and give its result."""
-    return jit.load(function, tuple(jit.typeof(v) for v in values))(*values)
+    return _loaded(function, tuple(jit.typeof(v) for v in values), jit.disabled())(*values)
+
+
+@functools.lru_cache(maxsize=64)
+def _loaded(function: Callable[..., Any], signature: tuple[jit.Type, ...], plain: bool) -> jit.Kernel:
+    return jit.load(function, signature)  # which hashes the function each time: 2 ms, too much for an epoch's start
 
 
 def permutation(count: int, key: int) -> np.ndarray:
