@@ -23,7 +23,7 @@ from . import arrow, cifar, hdf5, idx, npy, npz, raw, safetensors
 from .folder import create_fields as create_fields
 from .folder import open_folder as open_folder
 from .folder import save_fields as save_fields
-from .mapped import Array, Fields, Path, full_path, map_file
+from .mapped import Array, Fields, Path, full_path, listing, map_file, pick
 from .mapped import Location as Location
 from .mapped import Map as Map
 from .mapped import Mapping as Mapping
@@ -77,7 +77,7 @@ def open_array(
     found = _fields(path)
     if len(found) != 1:
         raise DataError(
-            f"{full_path(path)}: one array expected, {len(found)} found ({_listing(found)}); use open_fields"
+            f"{full_path(path)}: one array expected, {len(found)} found ({listing(found)}); use open_fields"
         )
     return next(iter(found.values()))()
 
@@ -86,8 +86,8 @@ def open_fields(path: Path, *more: Path, fields: Collection[str] | None = None) 
     """Map the named arrays of a folder of .npy or of a file; of several files together, the pair of an IDX, say.
 
     Names are those inside the file (.npz, .safetensors, .h5, .arrow), `image` and `label` for IDX and CIFAR-10
-    (`image`, `coarse` and `fine` for CIFAR-100), else the file's name without its suffix. `fields` keeps these alone, so
-    that others that cannot be mapped do no harm.
+    (`image`, `coarse` and `fine` for CIFAR-100), else the file's name without its suffix. `fields` keeps these alone,
+    so that others that cannot be mapped do no harm.
 
     Raises as `open_array`; ImportError, with the extra to install, where a format needs a package that is missing.
 
@@ -97,23 +97,22 @@ def open_fields(path: Path, *more: Path, fields: Collection[str] | None = None) 
     ...     {name: a.shape for name, a in open_fields(folder + "/data.npz").items()}
     {'x': (3, 3), 'y': (3,)}
     """
+    if not more and os.path.isdir(path):
+        return open_folder(path, fields)[0]
     found: Fields = {}
     for one in (path, *more):
-        for name, get in _fields(one, fields).items():
+        for name, get in _fields(one).items():
             if name in found:
                 raise DataError(f"{full_path(one)}: field {name!r} again; each name once expected")
             found[name] = get
-    for name in found if fields is None else fields:
-        if name not in found:
-            raise DataError(f"{full_path(path)}: field {name!r} expected, {_listing(found)} found")
-    return {name: found[name]() for name in (found if fields is None else fields)}
+    return pick(found, fields, full_path(path))
 
 
-def _fields(path: Path, only: Collection[str] | None = None) -> Fields:
+def _fields(path: Path) -> Fields:
     """Find a file's format, by content first and name second, and what it holds."""
     path = full_path(path)
     if os.path.isdir(path):
-        arrays, _ = open_folder(path, only)
+        arrays, _ = open_folder(path)
         return {name: functools.partial(np.asarray, array) for name, array in arrays.items()}
     mapped = map_file(path)
     head = mapped[:65536]
@@ -129,7 +128,3 @@ def _fields(path: Path, only: Collection[str] | None = None) -> Fields:
     raise DataError(
         f"{path}: a known format expected, {head[:8]!r} found ({len(mapped)} bytes); for a raw file give dtype"
     )
-
-
-def _listing(found: Fields) -> str:
-    return ", ".join(list(found)[:8]) + (", ..." if len(found) > 8 else "") if found else "none"

@@ -10,15 +10,16 @@ The protocol. A folder holds `x.npy`, `y.npy`, ... and `manifest.json`, which li
 A reader takes each file of the manifest from `.new-<token>/` if it is there, else from the folder, and reads the
 manifest again afterwards: another token means that a writer came by, so it starts over. Killed before 3, the old
 version stands and the next writer sweeps the rest away; killed after 3, the new version stands and the next writer
-finishes 4. Maps of the old files keep their bytes, because files are replaced and never written in place. Files that no manifest
-lists are left alone. At rest the folder is a plain one of .npy files; only while 4 runs, or after it was killed, may a
-reader that does not know the manifest see a mix.
+finishes 4. Maps of the old files keep their bytes, because files are replaced and never written in place. Files that no
+manifest lists are left alone. At rest the folder is a plain one of .npy files; only while 4 runs, or after it was
+killed, may a reader that does not know the manifest see a mix.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import json
 import math
 import mmap
@@ -37,7 +38,7 @@ from jitloader.errors import DataError
 
 from . import npy
 from .dtypes import BITS, extra_dtype, extra_name
-from .mapped import Array, DType, Path, check_dtype, check_shape, full_path, map_file
+from .mapped import Array, DType, Fields, Path, check_dtype, check_shape, full_path, map_file, pick
 
 MANIFEST = "manifest.json"
 VERSION = 1
@@ -51,15 +52,14 @@ _BAD_IN_NAMES = set('/\\:*?"<>|')
 def open_folder(path: Path, fields: Collection[str] | None = None) -> tuple[dict[str, Array], dict[str, Any]]:
     """Map the fields of a folder, and give the meta that was saved with them ({} for a plain folder of .npy).
 
-    With `fields`, an error in another file of the folder does no harm.
-
-    Raises FileNotFoundError or NotADirectoryError for the folder, DataError where a file is not what the manifest says.
+    With `fields`, only these are opened. Raises FileNotFoundError or NotADirectoryError for the folder, DataError where
+    a file is not what the manifest says and where a field is missing.
     """
     path = full_path(path)
     for _ in range(_TRIES):
         manifest = _read_manifest(path)
         try:
-            found = _plain(path, fields) if manifest is None else _listed(path, manifest, fields)
+            found = pick(_plain(path) if manifest is None else _listed(path, manifest), fields, path)
         except (OSError, DataError):
             if _token(_read_manifest(path)) == _token(manifest):
                 raise
@@ -88,6 +88,7 @@ def save_fields(folder: Path, fields: Mapping[str, Array], meta: Mapping[str, An
     ({'x': ('float64', (2, 2)), 'y': ('int64', (2,))}, {'classes': ['cat', 'dog']})
     """
     path = full_path(folder)
+    fields = {name: np.asanyarray(array) for name, array in fields.items()}
     specs = {name: _spec(name, array.dtype, array.shape) for name, array in fields.items()}
     json.dumps(dict(meta or {}))  # a meta that JSON cannot hold is known before anything is written
     with _writing(path, specs, meta or {}) as stage:
@@ -309,25 +310,18 @@ def _token(manifest: Mapping[str, Any] | None) -> str | None:
     return None if manifest is None else manifest["token"]
 
 
-def _plain(path: str, only: Collection[str] | None) -> dict[str, Array]:
+def _plain(path: str) -> Fields:
     """Every .npy of a folder without a manifest, by name."""
     names = sorted(name[:-4] for name in os.listdir(path) if name.endswith(".npy") and not name.startswith("."))
     if not names:
         raise DataError(f"{path}: a folder without .npy files: at least one expected, none found; pass a file in it")
-    found: dict[str, Array] = {}
-    for name in names:
-        with _excusing(name, only):
-            found[name] = _open_npy(os.path.join(path, name + ".npy"))
-    return found
+    return {name: functools.partial(_open_npy, os.path.join(path, name + ".npy")) for name in names}
 
 
-def _listed(path: str, manifest: Mapping[str, Any], only: Collection[str] | None) -> dict[str, Array]:
-    """The fields that a manifest names, compared with what it says of them."""
-    found: dict[str, Array] = {}
-    for name, entry in manifest["fields"].items():
-        with _excusing(name, only):
-            found[name] = _field(path, manifest["token"], name, entry)
-    return found
+def _listed(path: str, manifest: Mapping[str, Any]) -> Fields:
+    """The fields that a manifest names, to be compared with what it says of them."""
+    token = manifest["token"]
+    return {name: functools.partial(_field, path, token, name, entry) for name, entry in manifest["fields"].items()}
 
 
 def _field(path: str, token: str, name: str, entry: Mapping[str, Any]) -> Array:
@@ -340,19 +334,10 @@ def _field(path: str, token: str, name: str, entry: Mapping[str, Any]) -> Array:
     if list(array.shape) != entry["shape"] or _named(array.dtype) != (_named(BITS[dtype]) if extra else dtype):
         raise DataError(
             f"{where}: {array.dtype} {array.shape} found, "
-            f"{reprlib.repr(dtype)} {reprlib.repr(entry['shape'])} expected by {MANIFEST}; save the folder again, or remove {MANIFEST}"
+            f"{reprlib.repr(dtype)} {reprlib.repr(entry['shape'])} expected by {MANIFEST}; "
+            f"save the folder again, or remove {MANIFEST}"
         )
     return array.view(extra_dtype(dtype, where)) if extra else array
-
-
-@contextlib.contextmanager
-def _excusing(name: str, only: Collection[str] | None) -> Iterator[None]:
-    """Let the error of a field pass that nobody asked for."""
-    try:
-        yield
-    except (OSError, DataError):
-        if only is None or name in only:
-            raise
 
 
 def _open_npy(path: str) -> Array:

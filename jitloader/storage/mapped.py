@@ -10,7 +10,7 @@ import os
 import reprlib
 import stat
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -80,6 +80,20 @@ def need(module: str, extra: str, what: str) -> Any:
         return importlib.import_module(module)
     except ImportError:
         raise ImportError(f"{what} needs {module}: pip install 'jitloader[{extra}]'") from None
+
+
+def pick(found: Fields, names: Collection[str] | None, where: str) -> dict[str, Array]:
+    """Get the named fields, all without names; DataError says which are there where one is missing."""
+    names = list(found) if names is None else names
+    for name in names:
+        if name not in found:
+            raise DataError(f"{where}: field {name!r} expected, {listing(found)} found")
+    return {name: found[name]() for name in names}
+
+
+def listing(found: Fields) -> str:
+    """The names of fields for a message."""
+    return ", ".join(list(found)[:8]) + (", ..." if len(found) > 8 else "") if found else "none"
 
 
 def map_file(path: Path) -> Map:
