@@ -25,7 +25,6 @@ import math
 import mmap
 import os
 import reprlib
-import secrets
 import shutil
 import sys
 from collections.abc import Collection, Iterator, Mapping
@@ -208,7 +207,7 @@ def _writing(path: str, specs: Mapping[str, tuple[DType, tuple[int, ...]]], meta
         for name in os.listdir(path):
             if name.startswith(_STAGE):
                 shutil.rmtree(os.path.join(path, name), ignore_errors=True)
-        token = secrets.token_hex(8)
+        token = os.urandom(8).hex()
         stage = os.path.join(path, _STAGE + token)
         os.mkdir(stage)
         try:

@@ -207,6 +207,8 @@ class Watch:
         SIGBUS), or where it was written in place since (its size or mtime differ: old and new bytes would mix; not
         asked of writable "r+" maps, which the user writes through). Warns once (UserWarning) where the path now holds
         another file (os.replace): the map keeps the old bytes, whole. A path that is gone is no fault: the bytes stay.
+        Unseen: a rewrite of the same size within the clock tick (milliseconds) of the write before it, and a cut or
+        write after this call; whoever changes data in use had better write a new file.
         """
         path, wanted = self._found.path, self._found.start + len(self._found.map)
         size = _file_size(self._found.map)
