@@ -381,8 +381,8 @@ def table(pa):
 @pytest.mark.parametrize("kind", ["file", "stream", "feather", "sliced"])
 def test_arrow(tmp_path, kind):
     """Columns of an Arrow file, stream or Feather file of one batch are mapped, fixed-size lists as axes."""
-    pa = pytest.importorskip("pyarrow")
-    feather = pytest.importorskip("pyarrow.feather")
+    pa = pytest.importorskip("pyarrow", exc_type=ImportError)
+    feather = pytest.importorskip("pyarrow.feather", exc_type=ImportError)
     rows, wanted = table(pa)
     path = tmp_path / "t.arrow"
     if kind == "feather":
@@ -398,7 +398,7 @@ def test_arrow(tmp_path, kind):
 
 def test_arrow_without_rows(tmp_path):
     """No rows, and no batch at all, are columns of length 0."""
-    pa = pytest.importorskip("pyarrow")
+    pa = pytest.importorskip("pyarrow", exc_type=ImportError)
     rows, wanted = table(pa)
     for count in (0, 1):
         with pa.ipc.new_file(str(tmp_path / "t.arrow"), rows.schema) as writer:
@@ -409,8 +409,8 @@ def test_arrow_without_rows(tmp_path):
 
 def test_arrow_that_cannot_be_mapped(tmp_path):
     """Several batches and compression refuse a file; nulls, strings, bits, ragged lists and dictionaries a column."""
-    pa = pytest.importorskip("pyarrow")
-    feather = pytest.importorskip("pyarrow.feather")
+    pa = pytest.importorskip("pyarrow", exc_type=ImportError)
+    feather = pytest.importorskip("pyarrow.feather", exc_type=ImportError)
     path = tmp_path / "t.arrow"
     rows = pa.table({"x": np.arange(1000)})
     for batch, kind in ((100, pa.ipc.new_file), (100, pa.ipc.new_stream)):
@@ -457,6 +457,17 @@ def test_missing_packages(tmp_path, monkeypatch, name, data, extra):
         storage.open_fields(tmp_path / name)
 
 
+def test_packages_that_fail(tmp_path, monkeypatch):
+    """A package that is there but cannot be imported is not called missing."""
+    (tmp_path / "h5py.py").write_text("raise ImportError('requires another NumPy')")
+    (tmp_path / "x.h5").write_bytes(b"\x89HDF\r\n\x1a\n" + bytes(99))
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "h5py", raising=False)
+
+    with pytest.raises(ImportError, match="needs h5py, which is installed but fails: requires another NumPy"):
+        storage.open_fields(tmp_path / "x.h5")
+
+
 # ---- bad bytes
 
 
@@ -497,19 +508,21 @@ def make_hdf5(path):
 
 
 def make_arrow(path):
-    pa = pytest.importorskip("pyarrow")
+    pa = pytest.importorskip("pyarrow", exc_type=ImportError)
     rows = table(pa)[0].select(["i4", "f8", "nested"])
     with pa.ipc.new_file(str(path), rows.schema) as writer:
         writer.write_table(rows)
 
 
 def make_feather(path):
-    pa = pytest.importorskip("pyarrow")
-    pytest.importorskip("pyarrow.feather").write_feather(pa.table({"x": np.arange(1000)}), str(path), compression="lz4")
+    pa = pytest.importorskip("pyarrow", exc_type=ImportError)
+    pytest.importorskip("pyarrow.feather", exc_type=ImportError).write_feather(
+        pa.table({"x": np.arange(1000)}), str(path), compression="lz4"
+    )
 
 
 def make_stream(path):
-    pa = pytest.importorskip("pyarrow")
+    pa = pytest.importorskip("pyarrow", exc_type=ImportError)
     rows = pa.table({"x": np.arange(10), "y": np.arange(10, dtype="f4")})
     with pa.ipc.new_stream(str(path), rows.schema) as writer:
         writer.write_table(rows)

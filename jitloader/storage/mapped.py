@@ -75,11 +75,15 @@ def full_path(path: Path) -> str:
 
 
 def need(module: str, extra: str, what: str) -> Any:
-    """Import an optional package, or raise ImportError that names the extra to install."""
+    """Import an optional package, or raise ImportError that names the extra to install, or why the package fails."""
     try:
         return importlib.import_module(module)
-    except ImportError:
+    except ModuleNotFoundError as error:
+        if error.name != module:
+            raise
         raise ImportError(f"{what} needs {module}: pip install 'jitloader[{extra}]'") from None
+    except ImportError as error:
+        raise ImportError(f"{what} needs {module}, which is installed but fails: {error}") from None
 
 
 def pick(found: Fields, names: Collection[str] | None, where: str) -> dict[str, Array]:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import functools
 import struct
-import zipfile
-from typing import IO, cast
+from typing import IO, TYPE_CHECKING, cast
 
 from jitloader.errors import DataError
 
 from . import npy
 from .mapped import Array, Fields, Map
 
+if TYPE_CHECKING:
+    import zipfile
+
 SUFFIXES = (".npz",)
+_STORED = 0  # zipfile.ZIP_STORED
 _LOCAL = struct.Struct("<4s22xHH")  # a member's own header: signature, length of its name, length of its extra field
 
 
@@ -26,6 +29,8 @@ def fields(mapped: Map) -> Fields:
 
     Raises DataError for a broken zip and for absolute or parent paths, and when a compressed member is asked for.
     """
+    import zipfile  # a third of the import time of this package, and few need it
+
     try:
         with zipfile.ZipFile(cast(IO[bytes], mapped)) as archive:  # a map reads and seeks like a file
             members = archive.infolist()
@@ -50,7 +55,7 @@ def _member(mapped: Map, member: zipfile.ZipInfo) -> Array:
     where = f"{mapped.path}, member {member.orig_filename}"
     if member.flag_bits & 1:
         raise DataError(f"{where}: encrypted, so it cannot be mapped; save it plain")
-    if member.compress_type != zipfile.ZIP_STORED or member.compress_size != member.file_size:
+    if member.compress_type != _STORED or member.compress_size != member.file_size:
         raise DataError(
             f"{where}: compressed, so it cannot be mapped ({member.compress_size} bytes found, {member.file_size} "
             "expected); save with np.savez, not np.savez_compressed"

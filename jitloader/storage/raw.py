@@ -34,12 +34,12 @@ def open_raw(path: Path, dtype: npt.DTypeLike, shape: tuple[int, ...] | None = N
     for magic, name in _MAGICS.items():
         if offset == 0 and mapped[: len(magic)] == magic:
             raise DataError(f"{path}: {name}, not a raw file: it carries its own dtype; leave dtype out")
+    if offset > len(mapped):
+        raise DataError(f"{path}: offset {offset} is beyond the file: {len(mapped)} bytes found")
     rows, rest = divmod(len(mapped) - offset, step)
-    if rows < 0 or rest:
+    if rest:
         raise DataError(
             f"{path}: whole rows of {step} bytes ({kind} {row}) from byte {offset} on expected, "
             f"{len(mapped)} bytes found: {rest} too many"
-            if rows >= 0
-            else f"{path}: offset {offset} is beyond the file: {len(mapped)} bytes found"
         )
     return view(mapped, kind, (rows, *row), offset, path)
