@@ -29,21 +29,32 @@ storage.save_fields(folder, fields, {{"v": v}})
 print("saved", flush=True)
 time.sleep(60)
 """
-# The same, but it stops itself right before or after the n-th call to the system.
-COUNTED = """
+# Children that kill themselves before the n-th call to the system, for n = 1, 2, ... until one gets through.
+STEPWISE = f"""
 import os, signal, sys
 import numpy as np
 from jitloader import storage
-folder, v, n, limit = sys.argv[1], int(sys.argv[2]), 0, int(sys.argv[3])
-def counted(call):
+def fields(v): return {{name: np.full({ROWS}, v) for name in ("x", "y", f"only{{v}}")}}
+calls = ("mkdir", "replace", "remove", "fsync", "posix_fallocate", "rmdir", "unlink", "listdir", "open")
+def counted(call, limit):
     def step(*args, **more):
         global n
         n += 1
         if n == limit: os.kill(os.getpid(), signal.SIGKILL)
         return call(*args, **more)
     return step
-for name in ("mkdir", "replace", "remove", "fsync", "posix_fallocate", "rmdir", "unlink", "listdir", "open", "write"):
-    setattr(os, name, counted(getattr(os, name)))
+for limit in range(1, 200):
+    folder, n = os.path.join(sys.argv[1], str(limit)), 0
+    storage.save_fields(folder, fields(1), {{"v": 1}})
+    pid = os.fork()
+    if pid == 0:
+        for name in calls: setattr(os, name, counted(getattr(os, name), limit))
+        storage.save_fields(folder, fields(2), {{"v": 2}})
+        os._exit(0)
+    status = os.waitpid(pid, 0)[1]
+    if status == 0: break
+    assert status == signal.SIGKILL, status
+print(limit)
 """
 
 
@@ -97,30 +108,18 @@ def test_many_killed_writers(tmp_path):
 
 def test_killed_at_each_step(tmp_path):
     """kill -9 before each single call to the system in a save: old or new, whole; once new, never old again."""
-    script = COUNTED + (
-        f"fields = {{name: np.full({ROWS}, v) for name in ('x', 'y', f'only{{v}}')}}\n"
-        "storage.save_fields(folder, fields, {'v': v})\n"
+    done = subprocess.run(
+        [sys.executable, "-c", STEPWISE, str(tmp_path)], capture_output=True, text=True, env=environment()
     )
-    seen = []
-    for limit in range(1, 200):
-        folder = tmp_path / str(limit)
-        storage.save_fields(folder, {name: np.full(ROWS, 1) for name in ("x", "y", "only1")}, {"v": 1})
-        child = fork_and_run(script, folder, 2, limit)
-        seen.append(version(folder))
+    assert done.returncode == 0, done.stderr
+    folders = [tmp_path / str(limit) for limit in range(1, int(done.stdout) + 1)]
+
+    seen = [version(folder) for folder in folders]
+
+    assert seen == sorted(seen) and seen.count(1) > 10 and seen.count(2) > 5
+    for folder in folders:
         storage.save_fields(folder, {name: np.full(ROWS, 3) for name in ("x", "y", "only3")}, {"v": 3})
         assert version(folder) == 3 and len(os.listdir(folder)) == 4
-        if child == 0:
-            break
-        assert child == -signal.SIGKILL
-
-    assert child == 0 and seen == sorted(seen) and seen.count(1) > 10 and seen.count(2) > 5
-
-
-def fork_and_run(script, *args):
-    """Run a script in a fresh process; its exit status."""
-    done = subprocess.run([sys.executable, "-c", script, *map(str, args)], capture_output=True, env=environment())
-    assert done.returncode in (0, -signal.SIGKILL), done.stderr
-    return done.returncode
 
 
 def test_writers_at_once(tmp_path):
