@@ -1,0 +1,130 @@
+"""Where bytes live: the formats people already have, mapped where they lie, and folders of arrays saved as a whole.
+
+Opening costs O(fields) at any size. Arrays are plain, read-only np.ndarray views over the map; their bytes are read
+when they are used, and the file stays open for as long as a view lives. What cannot be mapped is refused, with the
+remedy.
+A format is a module with `SUFFIXES`, `sniff(head, path)` and `fields(map)`, and its line in `FORMATS`.
+"""
+
+from __future__ import annotations
+
+import errno
+import functools
+import os
+from collections.abc import Collection
+from types import ModuleType
+
+import numpy as np
+import numpy.typing as npt
+
+from jitloader.errors import DataError
+
+from . import arrow, cifar, hdf5, idx, npy, npz, raw, safetensors
+from .folder import create_fields as create_fields
+from .folder import open_folder as open_folder
+from .folder import save_fields as save_fields
+from .mapped import Array, Fields, Path, full_path, listing, map_file, pick
+from .mapped import Location as Location
+from .mapped import Map as Map
+from .mapped import Mapping as Mapping
+from .mapped import Watch as Watch
+from .mapped import locate as locate
+from .mapped import mapping as mapping
+from .mapped import reopen as reopen
+from .mapped import watch as watch
+
+# Asked by content in this order, then by suffix; cifar last, its content has no mark.
+FORMATS: tuple[ModuleType, ...] = (npy, npz, hdf5, arrow, safetensors, idx, cifar)
+
+_FOREIGN = {
+    b"\x1f\x8b": "gzip: a compressed file cannot be mapped; gunzip it first",
+    b"BZh": "bzip2: a compressed file cannot be mapped; bunzip2 it first",
+    b"\xfd7zXZ\0": "xz: a compressed file cannot be mapped; unxz it first",
+    b"\x28\xb5\x2f\xfd": "zstd: a compressed file cannot be mapped; unzstd it first",
+    b"PAR1": "Parquet, always encoded, cannot be mapped; write it as Feather, one batch, compression='uncompressed'",
+    b"FEA1": "Feather version 1; write it again with pyarrow.feather.write_feather(..., compression='uncompressed')",
+    b"\x80\x02": "a pickle, never loaded; save its arrays with np.save",
+    b"\x80\x03": "a pickle, never loaded; save its arrays with np.save",
+    b"\x80\x04": "a pickle, never loaded; save its arrays with np.save",
+    b"\x80\x05": "a pickle, never loaded; save its arrays with np.save",
+}
+
+
+def open_array(
+    path: Path, *, dtype: npt.DTypeLike | None = None, shape: tuple[int, ...] | None = None, offset: int = 0
+) -> Array:
+    """Map a file that holds one array; with `dtype`, a raw one: the rows of `shape` after `offset` bytes.
+
+    A raw file of n rows gives (n, *shape), `shape` being that of one row, () if left out.
+
+    Raises the system's OSError (missing, a folder, no permission) or DataError (not what it says it is), both with the
+    full path; DataError also for a file of several fields.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     np.arange(6, dtype="uint16").tofile(folder + "/tokens.bin")
+    ...     open_array(folder + "/tokens.bin", dtype="uint16", shape=(3,)).tolist()
+    [[0, 1, 2], [3, 4, 5]]
+    """
+    if dtype is not None:
+        return raw.open_raw(path, dtype, shape, offset)
+    if shape is not None or offset:
+        raise DataError(f"{full_path(path)}: shape and offset are for raw files; give dtype too")
+    if os.path.isdir(path):
+        raise IsADirectoryError(
+            errno.EISDIR, "a folder, one file expected (open_fields takes folders)", full_path(path)
+        )
+    found = _fields(path)
+    if len(found) != 1:
+        raise DataError(
+            f"{full_path(path)}: one array expected, {len(found)} found ({listing(found)}); use open_fields"
+        )
+    return next(iter(found.values()))()
+
+
+def open_fields(path: Path, *more: Path, fields: Collection[str] | None = None) -> dict[str, Array]:
+    """Map the named arrays of a folder of .npy or of a file; of several files together, the pair of an IDX, say.
+
+    Names are those inside the file (.npz, .safetensors, .h5, .arrow), `image` and `label` for IDX and CIFAR-10
+    (`image`, `coarse` and `fine` for CIFAR-100), else the file's name without its suffix. `fields` keeps these alone,
+    so that others that cannot be mapped do no harm.
+
+    Raises as `open_array`; ImportError, with the extra to install, where a format needs a package that is missing.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     np.savez(folder + "/data.npz", x=np.eye(3), y=np.arange(3))
+    ...     {name: a.shape for name, a in open_fields(folder + "/data.npz").items()}
+    {'x': (3, 3), 'y': (3,)}
+    """
+    if not more and os.path.isdir(path):
+        return open_folder(path, fields)[0]
+    found: Fields = {}
+    for one in (path, *more):
+        for name, get in _fields(one).items():
+            if name in found:
+                raise DataError(f"{full_path(one)}: field {name!r} again; each name once expected")
+            found[name] = get
+    return pick(found, fields, full_path(path))
+
+
+def _fields(path: Path) -> Fields:
+    """Find a file's format, by content first and name second, and what it holds."""
+    path = full_path(path)
+    if os.path.isdir(path):
+        arrays, _ = open_folder(path)
+        return {name: functools.partial(np.asarray, array) for name, array in arrays.items()}
+    mapped = map_file(path)
+    head = mapped[:65536]
+    for form in FORMATS:
+        if form.sniff(head, path):
+            return form.fields(mapped)  # type: ignore[no-any-return]
+    for magic, message in _FOREIGN.items():
+        if head.startswith(magic):
+            raise DataError(f"{path}: {message}")
+    for form in FORMATS:
+        if form.SUFFIXES and path.endswith(form.SUFFIXES):
+            return form.fields(mapped)  # type: ignore[no-any-return]
+    raise DataError(
+        f"{path}: a known format expected, {head[:8]!r} found ({len(mapped)} bytes); for a raw file give dtype"
+    )

@@ -1,0 +1,401 @@
+"""A folder of .npy files, replaced as a whole: readers see the old fields or the new ones, whatever hits a writer.
+
+The protocol. A folder holds `x.npy`, `y.npy`, ... and `manifest.json`, which lists them with a random token. A writer
+
+1. takes the folder's lock (flock on the folder itself: it dies with the process; a second writer: BlockingIOError),
+2. writes and fsyncs every file in `.new-<token>/` inside the folder, reserving the disk space first,
+3. replaces `manifest.json` by one that names the token, and fsyncs the folder. This one rename is the commit,
+4. moves the files up over the old ones, deletes fields that are no more, fsyncs, and removes `.new-<token>/`.
+
+A reader takes each file of the manifest from `.new-<token>/` if it is there, else from the folder, and reads the
+manifest again afterwards: another token means that a writer came by, so it starts over. Killed before 3, the old
+version stands and the next writer sweeps the rest away; killed after 3, the new version stands and the next writer
+finishes 4. Maps of the old files keep their bytes, because files are replaced and never written in place. Files that no
+manifest lists are left alone. At rest the folder is a plain one of .npy files; only while 4 runs, or after it was
+killed, may a reader that does not know the manifest see a mix.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import functools
+import json
+import math
+import mmap
+import os
+import reprlib
+import shutil
+import sys
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from jitloader.errors import DataError
+
+from . import npy
+from .dtypes import BITS, extra_dtype, extra_name
+from .mapped import Array, DType, Fields, Path, check_dtype, check_shape, full_path, map_file, pick
+
+MANIFEST = "manifest.json"
+VERSION = 1
+_STAGE = ".new-"
+_BLOCK = 1 << 23
+_TRIES = 100
+_MAX_MANIFEST = 1 << 26
+_BAD_IN_NAMES = set('/\\:*?"<>|')
+
+
+def open_folder(path: Path, fields: Collection[str] | None = None) -> tuple[dict[str, Array], dict[str, Any]]:
+    """Map the fields of a folder, and give the meta that was saved with them ({} for a plain folder of .npy).
+
+    With `fields`, only these are opened. Raises FileNotFoundError or NotADirectoryError for the folder, DataError where
+    a file is not what the manifest says and where a field is missing.
+    """
+    path = full_path(path)
+    for _ in range(_TRIES):
+        manifest = _read_manifest(path)
+        try:
+            found = pick(_plain(path) if manifest is None else _listed(path, manifest), fields, path)
+        except (OSError, DataError):
+            if _token(_read_manifest(path)) == _token(manifest):
+                raise
+            continue
+        if _token(_read_manifest(path)) == _token(manifest):
+            return found, {} if manifest is None else manifest["meta"]
+    raise DataError(f"{path}: saved anew {_TRIES} times while it was opened; a folder at rest expected")
+
+
+def save_fields(folder: Path, fields: Mapping[str, Array], meta: Mapping[str, Any] | None = None) -> None:
+    """Write arrays as a folder of .npy with a manifest, as a whole or not at all.
+
+    Keeps dtype (byte order, structured, bfloat16 too), shape and values; the layout becomes C order. An existing
+    version is replaced by one rename once everything is on disk (the protocol is at the head of this file), so a
+    crash, a full disk or kill -9 leaves the old version or the new one, whole. Arrays are written in blocks, never
+    copied; they may be maps of the very folder. `meta` is anything JSON holds.
+
+    Raises DataError for objects and names that are no file names, BlockingIOError while another writer is at work, and
+    the system's OSError (disk full) with nothing changed.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     save_fields(folder, {"x": np.eye(2), "y": np.arange(2)}, {"classes": ["cat", "dog"]})
+    ...     fields, meta = open_folder(folder)
+    ...     {name: (a.dtype.name, a.shape) for name, a in fields.items()}, meta
+    ({'x': ('float64', (2, 2)), 'y': ('int64', (2,))}, {'classes': ['cat', 'dog']})
+    """
+    path = full_path(folder)
+    fields = {name: np.asanyarray(array) for name, array in fields.items()}
+    specs = {name: _spec(name, array.dtype, array.shape) for name, array in fields.items()}
+    json.dumps(dict(meta or {}))  # a meta that JSON cannot hold is known before anything is written
+    with _writing(path, specs, meta or {}) as stage:
+        for name, array in fields.items():
+            head, dtype = _header(specs[name])
+            with _create(os.path.join(stage, name + ".npy"), len(head) + array.size * dtype.itemsize) as file:
+                file.write(head)
+                for block in _blocks(array):
+                    file.write(block)
+                file.flush()
+                os.fsync(file.fileno())
+
+
+@contextlib.contextmanager
+def create_fields(
+    folder: Path, specs: Mapping[str, tuple[npt.DTypeLike, tuple[int, ...]]], meta: Mapping[str, Any] | None = None
+) -> Iterator[dict[str, Array]]:
+    """Give writable maps of `specs` (dtype, shape), zeros at first, that become the folder's fields on a clean exit.
+
+    The same protocol and errors as `save_fields`: an exception inside the block, a crash or a kill leaves the old
+    version. Disk space is reserved at the start, so that a full disk is an OSError there and no SIGBUS later. `meta` is
+    read at the exit and may be filled inside the block. Do not write to the arrays after it.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     with create_fields(folder, {"x": ("float32", (3,))}) as arrays:
+    ...         arrays["x"][...] = [1, 2, 3]
+    ...     open_folder(folder)[0]["x"].tolist()
+    [1.0, 2.0, 3.0]
+    """
+    checked = {name: _spec(name, np.dtype(dtype), shape) for name, (dtype, shape) in specs.items()}
+    meta = {} if meta is None else meta
+    with _writing(full_path(folder), checked, meta) as stage:
+        maps: list[mmap.mmap] = []
+        arrays: dict[str, Array] = {}
+        for name, (dtype, shape) in checked.items():
+            head, stored = _header(checked[name])
+            with _create(os.path.join(stage, name + ".npy"), len(head) + math.prod(shape) * stored.itemsize) as file:
+                file.write(head)
+                file.flush()
+                os.fsync(file.fileno())
+                mapped = mmap.mmap(file.fileno(), 0)
+            maps.append(mapped)
+            arrays[name] = np.ndarray(shape, dtype, buffer=mapped, offset=len(head))
+        yield arrays
+        for mapped in maps:
+            mapped.flush()
+
+
+def _spec(name: str, dtype: DType, shape: tuple[int, ...]) -> tuple[DType, tuple[int, ...]]:
+    """Check one field before anything is written."""
+    where = f"field {name!r}"
+    if not _is_file_name(name):
+        raise DataError(f"{where}: not a file name: letters, digits and _ expected")
+    if dtype.type.__module__.partition(".")[0] not in ("numpy", "builtins") and extra_name(dtype) is None:
+        raise DataError(f"{where}: dtype {dtype} has no form in a .npy; a NumPy dtype or {', '.join(BITS)} expected")
+    spec = check_dtype(dtype, where), check_shape(tuple(int(n) for n in shape), where)
+    try:
+        _header(spec)
+    except ValueError as error:
+        raise DataError(f"{where}: dtype has no form in a .npy: {error}") from None
+    return spec
+
+
+def _header(spec: tuple[DType, tuple[int, ...]]) -> tuple[bytes, DType]:
+    """The .npy header of a field, and the dtype its file shows: the bits of an ml_dtypes one."""
+    dtype, shape = spec
+    extra = extra_name(dtype)
+    stored = dtype if extra is None else BITS[extra]
+    return npy.header(stored, shape), stored
+
+
+def _named(dtype: DType) -> Any:
+    """A dtype as JSON."""
+    return extra_name(dtype) or json.loads(json.dumps(dtype.str if dtype.names is None else dtype.descr))
+
+
+def _blocks(array: Array) -> Iterator[memoryview]:
+    """The bytes of an array in C order, a block at a time; contiguous parts are not copied at all."""
+    if array.size == 0:
+        return
+    if array.flags.c_contiguous:
+        flat = np.asarray(array).reshape(-1).view(np.uint8)
+        yield from (flat[at : at + _BLOCK].data for at in range(0, flat.size, _BLOCK))
+        return
+    step = _BLOCK * len(array) // array.nbytes
+    if step == 0:
+        for row in array:
+            yield from _blocks(row)
+        return
+    for at in range(0, len(array), step):
+        yield np.ascontiguousarray(array[at : at + step]).reshape(-1).view(np.uint8).data
+
+
+def _create(path: str, size: int) -> Any:
+    """A new file of `size` bytes whose disk space is reserved, so that a full disk is known now."""
+    file = open(path, "x+b")  # noqa: SIM115  # handed out
+    try:
+        file.truncate(size)
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(file.fileno(), 0, size)
+    except OSError as error:
+        file.close()
+        error.filename = path
+        raise
+    return file
+
+
+@contextlib.contextmanager
+def _writing(path: str, specs: Mapping[str, tuple[DType, tuple[int, ...]]], meta: Mapping[str, Any]) -> Iterator[str]:
+    """The protocol round the writing of files into the stage, which is handed out."""
+    _make_folder(path)
+    with _locked(path):
+        old = _read_manifest(path, foreign=False)
+        if old is not None:
+            _finish(path, old)
+        for name in os.listdir(path):
+            if name.startswith(_STAGE):
+                shutil.rmtree(os.path.join(path, name), ignore_errors=True)
+        token = os.urandom(8).hex()
+        stage = os.path.join(path, _STAGE + token)
+        os.mkdir(stage)
+        try:
+            yield stage
+            gone = sorted(set(old["fields"]) - set(specs)) if old is not None else []
+            manifest = {
+                "jitloader": VERSION,
+                "token": token,
+                "fields": {name: {"dtype": _named(dtype), "shape": shape} for name, (dtype, shape) in specs.items()},
+                "gone": gone,
+                "meta": dict(meta),
+            }
+            draft = os.path.join(stage, MANIFEST)
+            with open(draft, "x", encoding="utf8") as file:
+                json.dump(manifest, file, indent=1)
+                file.flush()
+                os.fsync(file.fileno())
+            _sync(stage)
+            _sync(path)
+            os.replace(draft, os.path.join(path, MANIFEST))
+        except BaseException:
+            # Ctrl-C may come right after the rename: then the stage is the new version.
+            if _token(_read_manifest(path)) != token:
+                shutil.rmtree(stage, ignore_errors=True)
+            raise
+        _sync(path)
+        # The new version stands. What hinders the moves (files open on Windows, say) is left to the next writer.
+        with contextlib.suppress(OSError):
+            _finish(path, manifest)
+
+
+def _finish(path: str, manifest: Mapping[str, Any]) -> None:
+    """Move the files of a committed version up; nothing is left to do where its stage is gone."""
+    stage = os.path.join(path, _STAGE + manifest["token"])
+    if not os.path.isdir(stage):
+        return
+    for name in manifest["fields"]:
+        with contextlib.suppress(FileNotFoundError):
+            os.replace(os.path.join(stage, name + ".npy"), os.path.join(path, name + ".npy"))
+    for name in manifest["gone"]:
+        with contextlib.suppress(FileNotFoundError):
+            os.remove(os.path.join(path, name + ".npy"))
+    _sync(path)
+    _sync(stage)
+    shutil.rmtree(stage, ignore_errors=True)
+    _sync(path)
+
+
+def _read_manifest(path: str, foreign: bool = True) -> dict[str, Any] | None:
+    """The manifest of a folder, checked; None without one, and where it is another program's (`foreign`)."""
+    file = os.path.join(path, MANIFEST)
+    try:
+        with open(file, "rb") as stream:
+            raw = stream.read(_MAX_MANIFEST + 1)
+    except FileNotFoundError:
+        if not os.path.isdir(path):
+            os.listdir(path)  # raises what is the matter with the folder
+        return None
+    try:
+        if len(raw) > _MAX_MANIFEST:
+            raise ValueError(f"more than {_MAX_MANIFEST} bytes")
+        found: Any = json.loads(raw)
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{file}: a broken manifest ({len(raw)} bytes): {error!s:.80}; JSON expected") from None
+    if not isinstance(found, dict) or "jitloader" not in found:
+        if foreign:
+            return None
+        raise DataError(f"{file}: written by another program; not overwritten, choose another folder")
+    if found["jitloader"] != VERSION:
+        raise DataError(f"{file}: format version {reprlib.repr(found['jitloader'])} found, {VERSION} expected")
+    token, fields, gone, meta = (found.get(key) for key in ("token", "fields", "gone", "meta"))
+    if not (
+        isinstance(token, str)
+        and token.isalnum()
+        and isinstance(fields, dict)
+        and isinstance(gone, list)
+        and isinstance(meta, dict)
+        and all(_is_file_name(name) for name in [*fields, *gone])
+        and all(isinstance(entry, dict) and entry.keys() >= {"dtype", "shape"} for entry in fields.values())
+    ):
+        raise DataError(f"{file}: a broken manifest: token, fields, gone and meta expected, {raw!r:.60} found")
+    return found
+
+
+def _is_file_name(name: Any) -> bool:
+    """Whether a field can be a file in any file system, and stays inside its folder."""
+    return (
+        isinstance(name, str)
+        and name != ""
+        and name.isprintable()
+        and name[0] not in ". "
+        and name[-1] not in ". "
+        and not _BAD_IN_NAMES & set(name)
+        and len(name.encode()) <= 200
+    )
+
+
+def _token(manifest: Mapping[str, Any] | None) -> str | None:
+    return None if manifest is None else manifest["token"]
+
+
+def _plain(path: str) -> Fields:
+    """Every .npy of a folder without a manifest, by name."""
+    names = sorted(name[:-4] for name in os.listdir(path) if name.endswith(".npy") and not name.startswith("."))
+    if not names:
+        raise DataError(f"{path}: a folder without .npy files: at least one expected, none found; pass a file in it")
+    return {name: functools.partial(_open_npy, os.path.join(path, name + ".npy")) for name in names}
+
+
+def _listed(path: str, manifest: Mapping[str, Any]) -> Fields:
+    """The fields that a manifest names, to be compared with what it says of them."""
+    token = manifest["token"]
+    return {name: functools.partial(_field, path, token, name, entry) for name, entry in manifest["fields"].items()}
+
+
+def _field(path: str, token: str, name: str, entry: Mapping[str, Any]) -> Array:
+    where, dtype = os.path.join(path, name + ".npy"), entry["dtype"]
+    try:
+        array = _open_npy(os.path.join(path, _STAGE + token, name + ".npy"))
+    except (FileNotFoundError, NotADirectoryError):
+        array = _open_npy(where)
+    extra = isinstance(dtype, str) and dtype in BITS
+    if list(array.shape) != entry["shape"] or _named(array.dtype) != (_named(BITS[dtype]) if extra else dtype):
+        raise DataError(
+            f"{where}: {array.dtype} {array.shape} found, "
+            f"{reprlib.repr(dtype)} {reprlib.repr(entry['shape'])} expected by {MANIFEST}; "
+            f"save the folder again, or remove {MANIFEST}"
+        )
+    return array.view(extra_dtype(dtype, where)) if extra else array
+
+
+def _open_npy(path: str) -> Array:
+    mapped = map_file(path)
+    return npy.read(mapped, 0, len(mapped), mapped.path)
+
+
+def _make_folder(path: str) -> None:
+    """Make a folder and those above it, and put their names on disk."""
+    above = []
+    while not os.path.isdir(path):
+        above.append(path)
+        path = os.path.dirname(path)
+    for folder in reversed(above):
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(folder)
+        if not os.path.isdir(folder):
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), folder)
+        _sync(os.path.dirname(folder))
+
+
+def _sync(path: str) -> None:
+    """Put a folder's names on disk, where the system can."""
+    if sys.platform != "win32":
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+@contextlib.contextmanager
+def _locked(path: str) -> Iterator[None]:
+    """Be the folder's only writer; the system frees the lock of a process that dies."""
+    if sys.platform == "win32":
+        import msvcrt
+
+        descriptor = os.open(os.path.join(path, ".lock"), os.O_RDWR | os.O_CREAT)
+    else:
+        import fcntl
+
+        descriptor = os.open(path, os.O_RDONLY)
+    try:
+        try:
+            if sys.platform == "win32":
+                msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
+            else:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno not in (errno.EAGAIN, errno.EACCES, errno.EDEADLK):
+                raise
+            raise BlockingIOError(errno.EAGAIN, "another writer is saving to this folder", path) from None
+        try:
+            yield
+        finally:
+            # A child forked meanwhile holds the descriptor too: closing alone would leave the folder locked.
+            if sys.platform == "win32":
+                msvcrt.locking(descriptor, msvcrt.LK_UNLCK, 1)
+            else:
+                fcntl.flock(descriptor, fcntl.LOCK_UN)
+    finally:
+        os.close(descriptor)
