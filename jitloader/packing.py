@@ -384,7 +384,9 @@ def emit(
     target = target.reshape(len(which), packs.capacity * width)
     exact = source.dtype.kind in "iu" and target.dtype.kind in "iu" and not np.can_cast(source.dtype, target.dtype)
     error = np.zeros(2, np.int64)
-    kernel = _emit_kernel(source.dtype.name, target.dtype.name)
+    first, last = Array(source.dtype.name, 1), Array(target.dtype.name, 1)
+    kinds = last, Array(last.dtype, 2), Array("int32", 2), Array("int32", 2), Array("int32", 1)
+    kernel = _kernel(_emit, first, *[1] * 6, INT, INT, *kinds, 1)
     used = kernel(
         *(source, offsets, packs.rows, packs.begins, packs.sizes, packs.starts, which, width, int(exact)),
         *(fill.reshape(1), target, out.segments, out.positions, out.cu_seqlens, error),
@@ -477,14 +479,7 @@ def _emit(
     return used
 
 
-@functools.cache
-def _emit_kernel(source: str, target: str) -> jit.Kernel:
-    return _kernel(
-        _emit, Array(source, 1), *[1] * 6, INT, INT, Array(target, 1), Array(target, 2), *[Array("int32", 2)] * 2,
-        Array("int32", 1), 1,
-    )  # fmt: skip
-
-
+@functools.cache  # a load hashes all that the function depends on, 2 ms
 def _kernel(function: Any, *kinds: Any) -> jit.Kernel:
     """Load a kernel; 1 stands for a flat int64 array."""
     return jit.load(function, [Array("int64", 1) if kind == 1 else kind for kind in kinds])
