@@ -77,12 +77,13 @@ def _update(
     n: int,
     capacity: int,
     alpha: float,
+    limit: float,
     highest: np.ndarray,
 ) -> int:
     """Set the first n rows to their priorities, which become shares in place, and give 0.
 
-    Where row k is bad give k + 1, where priority k is bad -k - 1, and set nothing. `highest` (1,) is the highest
-    priority so far.
+    Where row k is bad give k + 1, where priority k is not 0 to `limit` -k - 1, and set nothing. `highest` (1,) is the
+    highest priority so far.
     """
     top = highest[0]
     for k in range(n):
@@ -94,10 +95,9 @@ def _update(
         jit.prefetch(sums, levels[1] + (rows[k] >> 3))
         jit.prefetch(least, levels[1] + (rows[k] >> 3))
         # Written so that NaN is bad too. Priority 0 is share 0 whatever alpha is.
-        share = math.pow(priority, alpha) if priority > 0.0 else 0.0
-        if not (priority >= 0.0 and priority < INF and share <= HUGE):
+        if not (priority >= 0.0 and priority <= limit):
             return -k - 1
-        priorities[k] = share
+        priorities[k] = math.pow(priority, alpha) if priority > 0.0 else 0.0
         if priority > top:
             top = priority
     highest[0] = top
@@ -198,6 +198,7 @@ class Prioritized:
         if self._capacity < 1:
             raise ValueError(f"a memory of {capacity} rows: capacity must be at least 1")
         self._alpha = _exponent(alpha, "alpha")
+        self._limit = HUGE ** (1.0 / max(self._alpha, 1.0))  # of a priority
         self.beta = beta
         self._seed, self._step, self._stratified = operator.index(seed), 0, bool(stratified)
         self._levels = _levels(self._capacity)
@@ -206,14 +207,18 @@ class Prioritized:
         self._highest = np.ones(1)  # the first rows have priority 1
         self._lock = threading.Lock()
         self._resize(256)
+        kinds = INT, INT, INT, FLOAT, REALS, INDICES, Array("float32", 1)
+        self._draw = jit.load(_sample, [REALS, REALS, INDICES, *kinds])
         self._sampler: tuple[jit.Call, np.ndarray, np.ndarray] | None = None
 
     def _resize(self, size: int) -> None:
         """Make room for updates of this many rows."""
         self._rows, self._priorities = np.zeros(size, np.int64), np.zeros(size)
-        kernel = jit.load(_update, [REALS, REALS, INDICES, INDICES, REALS, INT, INT, FLOAT, REALS])
+        kernel = jit.load(_update, [REALS, REALS, INDICES, INDICES, REALS, INT, INT, FLOAT, FLOAT, REALS])
         tree = self._sums, self._least, self._levels
-        self._updater = kernel.bind(*tree, self._rows, self._priorities, 0, self._capacity, self._alpha, self._highest)
+        self._updater = kernel.bind(
+            *tree, self._rows, self._priorities, 0, self._capacity, self._alpha, self._limit, self._highest
+        )
 
     def __repr__(self) -> str:
         return f"Prioritized({self._capacity}, alpha={self._alpha}, beta={self.beta}, seed={self._seed})"
@@ -253,7 +258,7 @@ class Prioritized:
         """Set the priorities of these rows: (n,) integers and (n,) numbers; of a row named twice the last counts.
 
         A row of priority 0 is not drawn. Raises IndexError on a row outside 0 .. capacity - 1, ValueError on a
-        priority that is negative, NaN or infinite (or its power alpha above 1e290); nothing is changed then.
+        priority that is negative, NaN, infinite or above 1e290 (itself or raised to alpha); nothing is changed then.
         """
         self._set(rows, priorities)
 
@@ -282,7 +287,7 @@ class Prioritized:
         if status < 0:
             raise ValueError(
                 f"row {rows.flat[-status - 1]} has priority {priorities.flat[-status - 1]}:"
-                f" it must be 0 or more, and finite (raised to alpha={self._alpha}, at most 1e290)"
+                f" it must be a number from 0 to {self._limit:.3g}"
             )
 
     def sample(self, batch_size: int) -> tuple[np.ndarray, np.ndarray]:
@@ -307,10 +312,9 @@ class Prioritized:
 
     def _bind(self, batch_size: int) -> tuple[jit.Call, np.ndarray, np.ndarray]:
         rows, weights = np.empty(batch_size, np.int64), np.empty(batch_size, np.float32)
-        kernel = jit.load(_sample, [REALS, REALS, INDICES, INT, INT, INT, FLOAT, REALS, INDICES, Array("float32", 1)])
         tree = self._sums, self._least, self._levels
         draw = self._seed, 0, self._stratified, 0.0
-        return kernel.bind(*tree, *draw, np.empty(batch_size), rows, weights), rows, weights
+        return self._draw.bind(*tree, *draw, np.empty(batch_size), rows, weights), rows, weights
 
     def state_dict(self) -> dict[str, Any]:
         """Give all that the next draws depend on; "shares" is a (capacity,) float64 array, the rest JSON-able."""

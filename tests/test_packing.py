@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jitloader import packing
+from jitloader import packing, rng
 from jitloader.packing import Packed, emit, pack
 
 quick = settings(deadline=None, max_examples=60)
@@ -64,12 +64,32 @@ def test_every_row_once_and_no_pack_too_full(problem, group, seed):
     assert sorted(packs.rows.tolist()) == np.flatnonzero(lengths).tolist()
     assert packs.sizes.tolist() == lengths[packs.rows].tolist()
     assert not packs.begins.any()
+    assert packs.starts[0] == 0 and packs.starts[-1] == len(packs.rows) and (np.diff(packs.starts) > 0).all()
     assert packs.empty == np.count_nonzero(lengths == 0)
     assert packs.dropped == 0
     assert all(1 <= sum(size for _, _, size in entries) <= capacity for entries in contents(packs))
     assert packs.most == max(map(len, contents(packs)), default=0)
     assert packs.elements == lengths.sum()
     assert packs.fill == (packs.elements / (packs.number * capacity) if lengths.any() else 1.0)
+
+
+@quick
+@given(problems(), st.integers(1, 40), st.integers(0, 3))
+def test_groups_are_packed_on_their_own(problem, group, seed):
+    """The shuffled rows are cut into equal groups, and each is packed as the textbook says."""
+    lengths, capacity = problem
+    order = np.empty(len(lengths), np.int64)
+    rng.permutation(rng.subkey(rng.subkey(seed, packing.PACKING), 0), 0, order)
+    groups = math.ceil(len(lengths) / group)
+
+    packs = pack(lengths, capacity, group=group, seed=seed)
+
+    expected = Counter()
+    for g in range(groups):
+        rows = order[g * len(lengths) // groups : (g + 1) * len(lengths) // groups]
+        assert 1 <= len(rows) <= group
+        expected.update(tuple(sorted(p)) for p in naive.best_fit_decreasing(lengths[rows].tolist(), capacity))
+    assert Counter(tuple(sorted(size for _, _, size in entries)) for entries in contents(packs)) == expected
 
 
 @quick

@@ -167,7 +167,7 @@ def test_alpha_zero_draws_all_rows_alike():
         ([0, 3], [1, -0.5], ValueError, "row 3 has priority -0.5"),
         ([0, 3], [1, math.nan], ValueError, "row 3 has priority nan"),
         ([0, 3], [1, math.inf], ValueError, "row 3 has priority inf"),
-        ([0, 3], [1, 1e300], ValueError, "row 3 has priority 1e.300"),
+        ([0, 3], [1, 1e300], ValueError, "row 3 has priority 1e.300: it must be a number from 0 to 1e.290"),
         ([0, 3], [1], ValueError, r"\(2,\) rows and \(1,\) priorities"),
         ([[0, 3]], [[1, 1]], ValueError, r"\(1, 2\) rows"),
         ([0.0], [1], TypeError, "rows must be integers, not float64"),
@@ -197,6 +197,7 @@ def test_bad_updates_change_nothing(rows, values, error, message):
         (lambda: filled([1.0]).sample(0), ValueError, "a batch of 0 rows"),
         (lambda: filled([0.0, 0.0]).sample(1), ValueError, "nothing to sample"),
         (lambda: Prioritized(5).add(5), IndexError, "row 5 is outside 0 .. 4"),
+        (lambda: Prioritized(5, alpha=2).update([1], [1e150]), ValueError, "must be a number from 0 to 1e.145"),
         (lambda: Prioritized(5).add([[1]]), ValueError, r"\(1, 1\) rows"),
     ],
 )
