@@ -72,10 +72,10 @@ CLOCK = Replay()
 TABLES: list[tuple[str, list[str]]] = []  # what the session prints at its end
 
 
-def report(title: str, taken: dict[str, Taken], ours: str = "jitloader") -> None:
-    """Keep a table for the end of the session: rows/s, spread, how many times slower than ours, CPU a million rows."""
-    lines = [f"{'':28}{'rows/s':>14}{'+-':>6}{'ours is':>10}{'CPU s / M rows':>16}"]
+def report(title: str, taken: dict[str, Taken], reference: str = "jitloader") -> None:
+    """Keep a table for the end of the session: rows/s, spread, time as a multiple of the reference, CPU a million rows."""
+    lines = [f"{'':28}{'rows/s':>14}{'+-':>6}{'time':>10}{'CPU s / M rows':>16}"]
     for name, t in taken.items():
-        ratio = f"{t.median / taken[ours].median:.2f}x"
+        ratio = f"{t.median / taken[reference].median:.2f}x"
         lines.append(f"{name:28}{1 / t.median:14,.0f}{t.spread:6.0%}{ratio:>10}{t.cpu * 1e6:16.3f}")
     TABLES.append((title, lines))
