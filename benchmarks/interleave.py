@@ -73,7 +73,7 @@ TABLES: list[tuple[str, list[str]]] = []  # what the session prints at its end
 
 
 def report(title: str, taken: dict[str, Taken], reference: str = "jitloader") -> None:
-    """Keep a table for the end of the session: rows/s, spread, time as a multiple of the reference, CPU a million rows."""
+    """Keep a table for the end of the session: rows/s, spread, time relative to the reference, CPU time."""
     lines = [f"{'':28}{'rows/s':>14}{'+-':>6}{'time':>10}{'CPU s / M rows':>16}"]
     for name, t in taken.items():
         ratio = f"{t.median / taken[reference].median:.2f}x"
