@@ -229,7 +229,7 @@ def run_demo(epochs: int) -> None:
 def numpy_batches(raw: Any, mean: float, std: float, random: np.random.Generator) -> Iterator[Any]:
     """The same batches by hand: pad once an epoch, cut windows by fancy indexing, normalise in place."""
     padded = np.pad(raw.image[..., 0], ((0, 0), (1, 1), (1, 1)))
-    windows = np.lib.stride_tricks.sliding_window_view(padded, (8, 8), axis=(1, 2))  # type: ignore[call-overload]
+    windows = np.lib.stride_tricks.sliding_window_view(padded, (8, 8), axis=(1, 2))
     order = random.permutation(len(padded))
     for low in range(0, len(order), BATCH):
         index = order[low : low + BATCH]
