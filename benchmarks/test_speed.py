@@ -336,7 +336,7 @@ def measured(request: pytest.FixtureRequest, small: bool, tmp_path: Path, worklo
             if name != "memcpy":
                 check(work, name, way)
         _measured[workload] = interleaved(every, 1 if small else ROUNDS)
-        report(f"{work.title}; kernel made in {', '.join(made)}", _measured[workload])
+        report(f"{work.title}; kernel made in {', '.join(made) or 'this process'}", _measured[workload])
     return _measured[workload]
 
 

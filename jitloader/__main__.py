@@ -187,9 +187,9 @@ class Run(NamedTuple):
 
     accuracy: float
     first: float  # seconds to the first batch
-    loading: float  # seconds spent waiting for batches
-    total: float
-    rows: int
+    loading: float  # seconds spent waiting for the batches after it
+    total: float  # and in all, from it on
+    rows: int  # after it
 
 
 def run_demo(epochs: int) -> None:
@@ -253,18 +253,19 @@ def train_net(batches: Callable[[], Iterator[Any]], test: Any, epochs: int) -> R
         while True:
             asked = clock()
             batch = next(source, None)
-            loading += clock() - asked
+            if first:
+                loading += clock() - asked
             if batch is None:
                 break
-            first = first or clock() - begin
             image, label = batch
-            rows += len(label)
+            rows += len(label) if first else 0
+            first = first or clock() - begin
             slopes = gradients(weights, image, label)
             for weight, speed, slope in zip(weights, speeds, slopes, strict=True):
                 speed *= 0.9
                 speed -= rate * slope
                 weight += speed
-    total = clock() - begin
+    total = clock() - begin - first
     right = scores(weights, test.image)[1].argmax(axis=1) == test.label
     return Run(float(right.mean()), first, loading, total, rows)
 
