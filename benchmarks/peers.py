@@ -26,7 +26,9 @@ def make(w, d):
     elif w == "W5":
         data = jl.Dataset(x=d.X)
     elif w == "W4":
-        data = jl.Dataset(jl.windows(d.tokens, x=slice(0, WINDOW), y=slice(1, WINDOW + 1))).map(("x", "y"), jl.cast("int64"))
+        data = jl.Dataset(jl.windows(d.tokens, x=slice(0, WINDOW), y=slice(1, WINDOW + 1))).map(
+            ("x", "y"), jl.cast("int64")
+        )
     elif w == "W6":
         data = jl.Dataset(x=jl.ragged(d.values, d.offsets)).map("x", jl.cast("int64"), jl.pad_to_longest(mask="mask"))
     else:

@@ -1,17 +1,34 @@
 """A Numba-JIT in-memory dataloader: mapped arrays in, fused batches out, no worker processes."""
 
+from .compose import Ragged as Ragged
 from .dataset import Dataset as Dataset
+from .dataset import open as open
 from .errors import DataError as DataError
 from .errors import PipelineError as PipelineError
 from .errors import StateError as StateError
 from .jit import clear_cache as clear_cache
 from .jit import compile_events as compile_events
-from .compose import Ragged as Ragged
 from .loader import Loader as Loader
+from .orders import Order as Order
+from .orders import Positions as Positions
+from .orders import balanced as balanced
+from .orders import blocks as blocks
+from .orders import bucketed as bucketed
+from .orders import custom as custom
+from .orders import grouped as grouped
+from .orders import indices as indices
+from .orders import mixed as mixed
+from .orders import repeat as repeat
 from .orders import sampled as sampled
 from .orders import sequential as sequential
 from .orders import shuffled as shuffled
+from .orders import stratified as stratified
+from .orders import weighted as weighted
+from .packing import Packs as Packs
+from .packing import pack as pack
 from .ragged import ragged as ragged
+from .replay import Prioritized as Prioritized
+from .replay import Ring as ring
 from .rng import bernoulli as bernoulli
 from .rng import normal as normal
 from .rng import permutation as permutation

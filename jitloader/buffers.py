@@ -37,7 +37,9 @@ class Slot:
         try:
             owner = np.empty(nbytes + ALIGN, np.uint8)
         except MemoryError:
-            raise MemoryError(f"no memory for a batch buffer of {nbytes:,} bytes ({self.rows:,} rows): use a smaller batch_size") from None
+            raise MemoryError(
+                f"no memory for a batch buffer of {nbytes:,} bytes ({self.rows:,} rows): use a smaller batch_size"
+            ) from None
         skip = -owner.ctypes.data % ALIGN
         self.owners.append(owner)
         self.flat.append(owner[skip : skip + nbytes].view(dtype))

@@ -96,10 +96,14 @@ class Dataset:
             for step in self._steps:
                 if name in step.outputs:
                     others = [f for f in step.fields if f != name] if step.joint or name not in step.fields else []
-                    text += (f" with {', '.join(others)}" if others else "") + (" ->" if text[-1] != ":" or others else "")
+                    text += (f" with {', '.join(others)}" if others else "") + (
+                        " ->" if text[-1] != ":" or others else ""
+                    )
                     text += f" {step.stage.name} -> {step.bound[step.outputs.index(name)].out}"
             lines.append(text)
-        lines += [f"  -> {made.name} (Python, {'a row' if made.rowwise else 'a batch'} at a time)" for made in self._python]
+        lines += [
+            f"  -> {made.name} (Python, {'a row' if made.rowwise else 'a batch'} at a time)" for made in self._python
+        ]
         return "\n".join(lines)
 
     def explain(self) -> str:
@@ -122,7 +126,9 @@ class Dataset:
         named by `to`. Raises PipelineError on this line where a stage does not fit, naming stage, field and specs.
         """
         if self._python:
-            raise PipelineError(f"map after apply({self._python[0].name}): what apply gives is Python's, so link it last")
+            raise PipelineError(
+                f"map after apply({self._python[0].name}): what apply gives is Python's, so link it last"
+            )
         names = (fields,) if isinstance(fields, str) else tuple(fields)
         for name in names:
             self._check_field(name)
@@ -455,7 +461,9 @@ class Dataset:
         self._refuse_python("save")
         varied = [name for name, spec in self.spec.items() if spec.ragged]
         if varied:
-            raise PipelineError(f"save takes fields of one shape; {varied[0]!r} is {self.spec[varied[0]]}: pad it first")
+            raise PipelineError(
+                f"save takes fields of one shape; {varied[0]!r} is {self.spec[varied[0]]}: pad it first"
+            )
         program = self.program(compose.only_row, ())
         specs = {o.name: (o.spec.dtype, (len(self), *o.spec.shape)) for o in program.outputs}
         with storage.create_fields(path, specs) as arrays:
@@ -493,15 +501,33 @@ class Dataset:
         return self._steps
 
     def __iter__(self) -> Iterator[Any]:
-        raise TypeError("a data set is not iterable: use jl.Loader(data, batch_size) for batches, or data[i] for a sample")
+        raise TypeError(
+            "a data set is not iterable: use jl.Loader(data, batch_size) for batches, or data[i] for a sample"
+        )
+
+
+def open(path: str | os.PathLike[str], *more: str | os.PathLike[str], fields: Sequence[str] | None = None) -> Dataset:
+    """Map what lies at a path to a data set: a folder of `.npy`, or one file whose format names its fields.
+
+    Formats are found by content: `.npy`, stored `.npz`, IDX, CIFAR binary, safetensors, HDF5, Arrow. Files are mapped,
+    not read, whatever their size. `fields` picks some. Raises OSError or DataError naming the path.
+
+    >>> import tempfile, numpy as np, jitloader as jl
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     jl.Dataset(x=np.arange(3)).save(folder)
+    ...     len(jl.open(folder))
+    3
+    """
+    return Dataset(storage.open_fields(path, *more, fields=fields))
 
 
 def _open(path: Any, name: str) -> np.ndarray:
     try:
         return storage.open_array(path)
-    except (OSError, ValueError) as error:
-        error.args = (*error.args[:-1], f"field {name!r}: {error.args[-1]}") if len(error.args) == 1 else error.args
-        raise error from None
+    except OSError as error:
+        raise type(error)(error.errno, f"field {name!r}: {error.strerror}", error.filename) from None
+    except ValueError as error:
+        raise type(error)(f"field {name!r}: {error}") from None
 
 
 def check_name(name: str) -> None:

@@ -144,5 +144,3 @@ def decoder(dtype: np.dtype) -> tuple[Callable[..., Any], tuple[int, ...]]:
     if dtype.kind == "i":
         return swapped_signed, (size,)
     return (swapped if size == 8 else swapped_unsigned), (size,)
-
-

@@ -296,7 +296,17 @@ class Call:
         result, reason = ctypes.c_int64(), ctypes.c_void_p()
         self._values += [result, reason]
         # Numba's own calling convention: where the result goes, where an exception goes, then the array's fields.
-        self._args = (ctypes.addressof(result), ctypes.addressof(reason), None, None, n, 8, self.words.ctypes.data, n, 8)
+        self._args = (
+            ctypes.addressof(result),
+            ctypes.addressof(reason),
+            None,
+            None,
+            n,
+            8,
+            self.words.ctypes.data,
+            n,
+            8,
+        )
 
     def set(self, i: int, value: Any) -> None:
         """Replace argument i by a value of the same type."""
@@ -307,7 +317,9 @@ class Call:
         kind = self.kernel.signature[i]
         if isinstance(kind, Array):
             if value.dtype.name != kind.dtype or value.ndim != kind.ndim or not value.flags.c_contiguous:
-                raise TypeError(f"argument {i} of {self.kernel.name}: {value.dtype} {value.shape} is not a contiguous {kind}")
+                raise TypeError(
+                    f"argument {i} of {self.kernel.name}: {value.dtype} {value.shape} is not a contiguous {kind}"
+                )
             self.words[at] = value.ctypes.data
             self.words[at + 1 : at + 1 + value.ndim] = value.shape
         elif kind == FLOAT:
@@ -667,8 +679,14 @@ def _reason(error: Any) -> tuple[str, str]:
     text = str(error)
     place = getattr(error, "loc", None)
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    known = [s for s in lines if s.startswith(("Unknown attribute", "No implementation", "NameError", "Invalid use", "Undecided"))]
-    line = (known or [s for s in lines if not s.startswith(("File", "During", "Failed in", "-", "<"))] or lines or [""])[0]
+    known = [
+        s
+        for s in lines
+        if s.startswith(("Unknown attribute", "No implementation", "NameError", "Invalid use", "Undecided"))
+    ]
+    line = (
+        known or [s for s in lines if not s.startswith(("File", "During", "Failed in", "-", "<"))] or lines or [""]
+    )[0]
     where = f"{place.filename} line {place.line}" if place is not None else ""
     return line, where
 
@@ -696,7 +714,9 @@ def infer(function: Callable[..., Any], kinds: Sequence[str]) -> str:
     target.typing_context.refresh()
     arguments = [_numba_type(k) for k in kinds]
     try:
-        typed = type_inference_stage(target.typing_context, target.target_context, run_frontend(_plain(function)), arguments, None)
+        typed = type_inference_stage(
+            target.typing_context, target.target_context, run_frontend(_plain(function)), arguments, None
+        )
         result = typed.return_type
         dtype = "none" if isinstance(result, nt.NoneType) else as_dtype(nt.unliteral(result)).name
     except errors.NumbaError as error:
@@ -718,7 +738,9 @@ def quota(text: str, allowed: int) -> int:
     """
     share, _, period = text.strip().partition(" ")
     try:
-        return allowed if share in ("max", "-1") else max(1, min(allowed, math.ceil(int(share) / int(period or 100000))))
+        return (
+            allowed if share in ("max", "-1") else max(1, min(allowed, math.ceil(int(share) / int(period or 100000))))
+        )
     except (ValueError, ZeroDivisionError):
         return allowed
 

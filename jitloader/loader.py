@@ -278,7 +278,8 @@ class Loader:
     def _check_sizes(self) -> None:
         if self.drop_last and self._positions and not len(self):
             warnings.warn(
-                f"drop_last leaves no batch: {self._local(0)} rows are fewer than batch_size {self.batch_size}", stacklevel=3
+                f"drop_last leaves no batch: {self._local(0)} rows are fewer than batch_size {self.batch_size}",
+                stacklevel=3,
             )
         if self.tail == "keep" and self.world_size > 1:
             counts = {self._batches(self._local(0, rank)) for rank in range(min(self.world_size, 2))}
@@ -448,7 +449,9 @@ class Loader:
         plan = self._plan(epoch, 0)
         rows = min(self.batch_size, self._local(0) - index * self.batch_size)
         first = (plan.first + index * self.batch_size * plan.step) % plan.length
-        arrays, failed = compose.collect(plan.program, plan.worker(), first, plan.step, min(rows, -(-(plan.length - first) // plan.step)))
+        arrays, failed = compose.collect(
+            plan.program, plan.worker(), first, plan.step, min(rows, -(-(plan.length - first) // plan.step))
+        )
         if failed is not None:
             raise self._data.failed(plan.program, failed, self.seed, epoch)
         return self._data.finish(arrays, self.seed, epoch)
@@ -493,7 +496,10 @@ class Loader:
         for part, top in (("epoch", None), ("position", self._positions)):
             value = state[part]
             if isinstance(value, bool) or not isinstance(value, int) or value < 0 or (top is not None and value > top):
-                raise StateError(f"the state has {part} {value!r}: a whole number of at least 0" + (f", at most {top}" if top else ""))
+                raise StateError(
+                    f"the state has {part} {value!r}: a whole number of at least 0"
+                    + (f", at most {top}" if top else "")
+                )
         epoch, position = state["epoch"], state["position"]
         if position == self._positions and position:
             epoch, position = epoch + 1, 0
@@ -627,5 +633,7 @@ def _detect_rank() -> tuple[int, int]:
         try:
             return int(given[0]), int(given[1])
         except ValueError:
-            raise ValueError(f"RANK={given[0]!r} and WORLD_SIZE={given[1]!r} in the environment must be whole numbers") from None
+            raise ValueError(
+                f"RANK={given[0]!r} and WORLD_SIZE={given[1]!r} in the environment must be whole numbers"
+            ) from None
     return 0, 1

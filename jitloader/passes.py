@@ -27,7 +27,9 @@ class Stopped(Exception):
         self.failure = failure
 
 
-def sweep(program: Program, count: int, key: int, make_consumer: Callable[[], Consume], threads: int | None = None) -> None:
+def sweep(
+    program: Program, count: int, key: int, make_consumer: Callable[[], Consume], threads: int | None = None
+) -> None:
     """Run `program` over rows 0 .. count - 1 in chunks, on several threads; each has a consumer of its own.
 
     `consume(start, arrays)` gets the first row of a chunk and its arrays, valid until it returns; chunks come in any

@@ -59,7 +59,9 @@ def _rowwise(
         except Exception as error:
             raise _blame(made, error, f"row {int(row)}", epoch) from None
         if not isinstance(changed, dict):
-            raise PipelineError(f"stage {made.name!r}, row {int(row)}: a function of a row gives a dict, got {type(changed).__name__}")
+            raise PipelineError(
+                f"stage {made.name!r}, row {int(row)}: a function of a row gives a dict, got {type(changed).__name__}"
+            )
         for name, value in changed.items():
             columns.setdefault(name, []).append(value)
     for name, values in columns.items():

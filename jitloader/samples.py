@@ -10,6 +10,7 @@ import numpy as np
 from .dtypes import carry, lend
 from .spec import Spec
 
+
 class Part(NamedTuple):
     """One array behind a field, seen as flat memory: row r starts at item `offset + r * stride` of `flat`."""
 
@@ -91,7 +92,9 @@ def records(array: Any, *, field: str = "array") -> Samples:
         raise TypeError(f"field {field!r} holds Python objects (dtype {array.dtype}): give an array of numbers")
     if array.dtype.names is not None:
         names = ", ".join(array.dtype.names)
-        raise TypeError(f"field {field!r} holds records: give its columns as fields of their own, array[name] for {names}")
+        raise TypeError(
+            f"field {field!r} holds records: give its columns as fields of their own, array[name] for {names}"
+        )
     carrier, view = carry(array)
     part, strides = flatten(view)
     return Samples("records", (part,), array.dtype, carrier, tuple(array.shape[1:]), strides, Rows(len(array)))
@@ -111,7 +114,9 @@ def flatten(array: np.ndarray) -> tuple[Part, tuple[int, ...]]:
     high = sum(max(0, (n - 1) * s) for n, s in zip(array.shape, array.strides, strict=True))
     memory = lend(array, array.ctypes.data + low, high - low + item)
     flat = memory.view(array.dtype)
-    return Part(array, flat, -low // item, array.strides[0] // item, len(array)), tuple(s // item for s in array.strides[1:])
+    return Part(array, flat, -low // item, array.strides[0] // item, len(array)), tuple(
+        s // item for s in array.strides[1:]
+    )
 
 
 def join(first: Samples, second: Samples, field: str) -> Samples:
@@ -123,7 +128,9 @@ def join(first: Samples, second: Samples, field: str) -> Samples:
     whole = sum(p.count for p in first.parts)
     tables = []
     for rows, shift in ((first.rows, 0), (second.rows, whole)):
-        tables.append(Rows(rows.count, rows.start + shift, rows.step, None if rows.table is None else rows.table + shift))
+        tables.append(
+            Rows(rows.count, rows.start + shift, rows.step, None if rows.table is None else rows.table + shift)
+        )
     a, b = tables
     if a.table is None and b.table is None and a.step == b.step == 1 and a.start + a.count == b.start:
         rows = Rows(a.count + b.count, a.start)

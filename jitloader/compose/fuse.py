@@ -248,7 +248,14 @@ class _Fuser:
         self._sample(step, number, key, list(step.fields), list(step.before), list(step.outputs), list(step.bound))
 
     def _sample(
-        self, step: Step, number: int, key: str, ins: list[str], befores: list[Spec], outs: list[str], bounds: list[Bound]
+        self,
+        step: Step,
+        number: int,
+        key: str,
+        ins: list[str],
+        befores: list[Spec],
+        outs: list[str],
+        bounds: list[Bound],
     ) -> None:
         """Write a stage over whole samples: sources as they lie or through scratch, targets in scratch or the batch."""
         code, add, bound = self.code, self.code.add, bounds[0]
@@ -279,7 +286,9 @@ class _Fuser:
                 target, base = code.own(carrier.name, out.out.size), "0"
                 made[name] = Flow(target, base, carrier, shape, contiguous(shape))
             add(f"at{k} = {base}")
-            add(f"into{k} = {target}[at{k} : at{k} + {max(out.out.size, 0)}].reshape(({', '.join(map(str, shape or (1,)))},))")
+            add(
+                f"into{k} = {target}[at{k} : at{k} + {max(out.out.size, 0)}].reshape(({', '.join(map(str, shape or (1,)))},))"
+            )
             names.append(f"into{k}")
         scratch = "".join(f", {code.own(dtype, size)}" for dtype, size in bound.scratch)
         add(f"{code.function(bound.kernel)}({', '.join(names)}, {key}{scratch}{code.given(bound.params)})")
@@ -293,7 +302,9 @@ class _Fuser:
             size *= n if isinstance(n, int) else 0
         work = self.code.own(carrier_of(spec.dtype).name, size)
         flush(self.code, flow, work, "0", spec)
-        return Flow(work, "0", carrier_of(spec.dtype), shape, contiguous([n if isinstance(n, int) else 1 for n in shape]))
+        return Flow(
+            work, "0", carrier_of(spec.dtype), shape, contiguous([n if isinstance(n, int) else 1 for n in shape])
+        )
 
     def _link(self, flow: Flow, step: Step, number: int, which: int, key: str) -> Flow:
         """Add a value, index or shape stage to what is pending, after a cut where they do not compose."""
@@ -319,7 +330,9 @@ class _Fuser:
             return flow
         order = bound.order or tuple(range(len(flow.axes)))
         varies = [order.index(k) for v in flow.values for e in v.arrays for k, n in enumerate(e.shape) if n > 1]
-        clash = flow.shape is not None or any(v.bound.random for v in flow.values) or bool(set(varies) & set(bound.touches))
+        clash = (
+            flow.shape is not None or any(v.bound.random for v in flow.values) or bool(set(varies) & set(bound.touches))
+        )
         clash = clash or (flow.fill is not None and bound.fill is not None)
         clash = clash or (bound.fill is not None and any(combinations(v.arrays) > 16 for v in flow.values))
         if clash:
@@ -354,7 +367,9 @@ class _Fuser:
             add(f"p = {offset}[{k}]; q = {sign}[{k}]")
             add(f"a = lo{m} - p if q > 0 else p - hi{m} + 1")
             add(f"b = hi{m} - p if q > 0 else p - lo{m} + 1")
-            add(f"o{m} = o{m} + t{m} * p; t{m} = t{m} * q; lo{m} = min(max(a, 0), {n}); hi{m} = max(min(b, {n}), lo{m})")
+            add(
+                f"o{m} = o{m} + t{m} * p; t{m} = t{m} * q; lo{m} = min(max(a, 0), {n}); hi{m} = max(min(b, {n}), lo{m})"
+            )
             axis.n = n
 
     def _extent(self, axis: Axis, n: int | None, bound: Bound, number: int) -> int | str:
@@ -404,7 +419,9 @@ class _Fuser:
     def _close(self, output: Output, flow: Flow) -> None:
         """Let a row that stays ragged have the length that was measured for it."""
         if output.form == "ragged" and flow.axes and isinstance(flow.axes[0].n, str):
-            flow.axes[0].n = f"extents{self.at[output.name]}[place + done + j]" if flow.axes[0].map is None else flow.axes[0].n
+            flow.axes[0].n = (
+                f"extents{self.at[output.name]}[place + done + j]" if flow.axes[0].map is None else flow.axes[0].n
+            )
 
     # -- lengths ------------------------------------------------------------------------------------------------------
 

@@ -47,7 +47,9 @@ class Value(NamedTuple):
 class Flow:
     """A field on its way through one sample: where its bytes lie, and what is pending on them."""
 
-    def __init__(self, var: str, base: str, dtype: np.dtype, shape: Sequence[int | str], strides: Sequence[int]) -> None:
+    def __init__(
+        self, var: str, base: str, dtype: np.dtype, shape: Sequence[int | str], strides: Sequence[int]
+    ) -> None:
         self.var, self.base, self.dtype = var, base, dtype
         self.logical = dtype  # what the bits mean to the user, where that is not the dtype that carries them
         self.axes = [Axis(n, s) for n, s in zip(shape, strides, strict=True)]
@@ -263,7 +265,9 @@ class _Nest:
         for i, value in enumerate(self.values):
             with code.of_step(value.number):
                 code.add(f"v = {widened(expr, dtype)}")
-                given = "".join(f", {held[channel, i, j]}" for j in range(len(value.arrays))) + code.given(value.bound.params)
+                given = "".join(f", {held[channel, i, j]}" for j in range(len(value.arrays))) + code.given(
+                    value.bound.params
+                )
                 if value.bound.valid is not None:
                     code.add(f"bad += not {code.function(value.bound.valid)}(v{given})")
                 if value.bound.random:
@@ -305,11 +309,19 @@ def _fills(flow: Flow, rank: int, arrays: list[list[np.ndarray]]) -> np.ndarray 
     return found.reshape((1,) * (rank - found.ndim) + found.shape)
 
 
-def _table(values: list[Value], dtype: np.dtype, arrays: list[list[np.ndarray]], size: int) -> tuple[np.ndarray, np.ndarray] | None:
+def _table(
+    values: list[Value], dtype: np.dtype, arrays: list[list[np.ndarray]], size: int
+) -> tuple[np.ndarray, np.ndarray] | None:
     """Give a table and the offsets into it, where value stages over an 8-bit source can be looked up: exact, and as
     fast as two multiplications."""
     every = [e for es in arrays for e in es]
-    if not values or dtype.itemsize != 1 or size < 256 or any(v.bound.random for v in values) or combinations(every) > 16:
+    if (
+        not values
+        or dtype.itemsize != 1
+        or size < 256
+        or any(v.bound.random for v in values)
+        or combinations(every) > 16
+    ):
         return None
     if dtype.kind == "b":
         inputs = np.array([False, True])
@@ -344,7 +356,9 @@ def fixed(spec: Spec) -> tuple[int, ...]:
 
 def widened(expr: str, dtype: np.dtype) -> str:
     """Give the text that makes a stored element the number that reaches a value kernel."""
-    return {"int64": f"i64({expr})", "uint64": f"u64({expr})", "bool": expr, "float64": f"np.float64({expr})"}[wide(dtype)]
+    return {"int64": f"i64({expr})", "uint64": f"u64({expr})", "bool": expr, "float64": f"np.float64({expr})"}[
+        wide(dtype)
+    ]
 
 
 def stored(expr: str, dtype: np.dtype) -> str:

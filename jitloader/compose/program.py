@@ -196,7 +196,11 @@ def shape_varied(output: Output, buffer: np.ndarray, layout: Layout, low: int, h
     rest = tuple(int(n or 0) for n in output.spec.shape[1:])
     if high == low:
         empty = _own_dtype(output, buffer[:0])
-        return Ragged(empty.reshape(0, *rest), np.zeros(1, np.int64)) if output.form == "ragged" else empty.reshape(0, 0, *rest)
+        return (
+            Ragged(empty.reshape(0, *rest), np.zeros(1, np.int64))
+            if output.form == "ragged"
+            else empty.reshape(0, 0, *rest)
+        )
     begin = int(layout.starts[low])
     end = int(layout.starts[high - 1] + layout.extents[high - 1] * output.size)
     values = _own_dtype(output, buffer[begin:end])

@@ -6,6 +6,7 @@ from .custom import as_order as as_order
 from .custom import custom as custom
 from .custom import indices as indices
 from .custom import repeat as repeat
+from .draw import sampled as sampled
 from .draw import weighted as weighted
 from .labels import balanced as balanced
 from .labels import bucketed as bucketed

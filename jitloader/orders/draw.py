@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from .. import jit, rng
-from .base import Order, Positions, column, compiled, epoch_key, index_dtype, same_length, table_rows
+from .base import Order, Positions, column, compiled, epoch_key, index_dtype, same_length, table_rows, whole
 
 FULL = 1 << 53  # a probability of 1, as a whole number
 
@@ -112,3 +112,27 @@ def weighted(weights: Any, replacement: bool = True) -> Order:
 
     name = f"weighted({array.size} weights{'' if replacement else ', replacement=False'})"
     return Order(name, drawn if replacement else sorted_out, f"weighted({bool(replacement)}, {jit.fingerprint(array)})")
+
+
+def sampled_rows(first: int, step: int, rows: np.ndarray, key: int, count: int) -> None:
+    """Row of each position: a uniform draw of the position's own."""
+    for j in range(rows.size):
+        rows[j] = rng.randint(rng.u64(key), first + j * step, count)
+
+
+def sampled(n: int) -> Order:
+    """Map position i to a uniform draw of one of the rows, with replacement; an epoch has `n` positions.
+
+    Each draw depends on (seed, epoch, position) alone, so it needs no memory, resumes and parts between ranks. As
+    torch's RandomSampler(replacement=True, num_samples=n); with windows it is the way of random offsets.
+
+    >>> import numpy as np, jitloader as jl
+    >>> len(jl.Loader(jl.Dataset(x=np.arange(10)), 4, order=jl.sampled(100)))
+    25
+    """
+    number = whole(n, "sampled: n")
+
+    def plan(count: int, seed: int, epoch: int) -> Positions:
+        return Positions(sampled_rows, number if count else 0, (rng.i64(epoch_key(seed, epoch)), max(count, 1)))
+
+    return Order(f"sampled({number})", plan, f"sampled({number})")

@@ -35,7 +35,9 @@ class _Iterator:
 
     def __next__(self):
         batch = next(self.batches)
-        names = self.fields if len(self.fields) == len(batch) else batch._fields  # a name that is no identifier is `_k` there
+        names = (
+            self.fields if len(self.fields) == len(batch) else batch._fields
+        )  # a name that is no identifier is `_k` there
         return dict(zip(names, batch, strict=True))
 
     def __deepcopy__(self, memo):
