@@ -25,7 +25,8 @@ import tempfile
 import threading
 import time
 import types
-from collections.abc import Callable, Sequence
+import weakref
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -313,19 +314,17 @@ class Call:
         self._values[i] = value
         if self._function is None:
             return
-        at = self.kernel.offsets[i]
-        kind = self.kernel.signature[i]
+        at, kind = self.kernel.offsets[i], self.kernel.signature[i]
         if isinstance(kind, Array):
-            if value.dtype.name != kind.dtype or value.ndim != kind.ndim or not value.flags.c_contiguous:
-                raise TypeError(
-                    f"argument {i} of {self.kernel.name}: {value.dtype} {value.shape} is not a contiguous {kind}"
-                )
-            self.words[at] = value.ctypes.data
+            if value.dtype != self.kernel.dtypes[i] or value.ndim != kind.ndim or not value.flags.c_contiguous:
+                raise TypeError(f"argument {i} of {self.kernel.name}: {value.dtype} {value.shape} is not a contiguous {kind}")
+            self.words[at] = value.__array_interface__["data"][0]
             self.words[at + 1 : at + 1 + value.ndim] = value.shape
         elif kind == FLOAT:
             self.words[at : at + 1].view(np.float64)[0] = value
         else:
-            self.words[at] = int(value) if -(1 << 63) <= int(value) < 1 << 63 else rng.i64(value)
+            value = int(value)
+            self.words[at] = value if -(1 << 63) <= value < 1 << 63 else rng.i64(value)
 
     @property
     def plain(self) -> bool:
@@ -361,11 +360,13 @@ class KernelError(Exception):
 class Kernel:
     """A compiled function; call it with arrays and numbers of its signature, or `bind` them to call it often."""
 
-    __slots__ = ("_engine", "_function", "function", "name", "offsets", "origin", "signature", "words")
+    __slots__ = ("_engine", "_function", "dtypes", "function", "name", "offsets", "origin", "signature", "words")
 
     def __init__(self, function: Callable[..., Any], signature: tuple[Type, ...], name: str) -> None:
         self.function, self.signature, self.name = function, signature, name
-        self.offsets, self.words = [], 0
+        self.dtypes = [np.dtype(kind.dtype) if isinstance(kind, Array) else None for kind in signature]
+        self.offsets: list[int] = []
+        self.words = 0
         for kind in signature:
             self.offsets.append(self.words)
             self.words += 1 + kind.ndim if isinstance(kind, Array) else 1
@@ -386,7 +387,10 @@ def plain(function: Callable[..., Any], signature: Sequence[Type]) -> Kernel:
     return Kernel(function, tuple(signature), function.__name__)
 
 
+GENERATED = "<jitloader kernel>"  # the file name of generated functions
 _loaded: dict[str, Kernel] = {}
+# Kernels by function, for functions of this package and generated ones: what they refer to does not change under them.
+_ready: weakref.WeakKeyDictionary[Callable[..., Any], dict[Any, Kernel]] = weakref.WeakKeyDictionary()
 _loading = threading.RLock()
 _launching = threading.Lock()
 
@@ -416,9 +420,15 @@ def load(function: Callable[..., Any], signature: Sequence[Type], *, parallel: b
     kernel = Kernel(function, signature, name or function.__name__)
     if disabled():
         return kernel
+    code = _plain(function).__code__
+    ours = code.co_filename == GENERATED or code.co_filename.startswith(os.path.dirname(__file__) + os.sep)
+    known = _ready.setdefault(function, {}) if ours else {}
+    if (signature, parallel) in known:
+        return known[signature, parallel]
     key = fingerprint(function, signature, parallel, _platform())
     with _loading:
         if key in _loaded:
+            known[signature, parallel] = _loaded[key]
             return _loaded[key]
         start = time.perf_counter()
         folder = cache_folder()
@@ -434,7 +444,7 @@ def load(function: Callable[..., Any], signature: Sequence[Type], *, parallel: b
             kernel.origin = "compiled"
         assert entry is not None
         kernel._engine, kernel._function = entry
-        _loaded[key] = kernel
+        _loaded[key] = known[signature, parallel] = kernel
         compile_events.append(Event(kernel.name, kernel.origin, time.perf_counter() - start))
     return kernel
 
@@ -535,20 +545,42 @@ def _compile(function: Callable[..., Any], signature: tuple[Type, ...], parallel
     body = [*lines, f"result = function({', '.join(names)})"]
     exec("def entry(words):\n    " + "\n    ".join(body) + "\n    return word(result)", scope)
     try:
-        result = compiler.compile_extra(
-            target.typing_context,
-            target.target_context,
-            scope["entry"],
-            (nt.Array(nt.int64, 1, "C"),),
-            nt.int64,
-            flags,
-            {},
-        )
+        with _apart():
+            result = compiler.compile_extra(
+                target.typing_context,
+                target.target_context,
+                scope["entry"],
+                (nt.Array(nt.int64, 1, "C"),),
+                nt.int64,
+                flags,
+                {},
+            )
     except errors.NumbaError as error:
         raise CompileError(*_reason(error)) from None
     code = result.library._get_compiled_object()
     externals = _undefined(code)
     return {"symbol": result.fndesc.llvm_func_name, "externals": externals, "parallel": parallel}, code
+
+
+APART = "fill_apart"  # in the name of a function whose array arguments never overlap where one is written
+
+
+@contextlib.contextmanager
+def _apart() -> Iterator[None]:
+    """Tell LLVM that the arrays of a function named so do not overlap: without that it checks each short loop, or does
+    not vectorise it. Numba has the flag, but no option for functions called from others."""
+    from numba.core.callconv import CPUCallConv
+
+    before = CPUCallConv.decorate_function
+
+    def decorate(self: Any, fn: Any, args: Any, types_: Any, noalias: bool = False) -> Any:
+        return before(self, fn, args, types_, noalias=noalias or APART in fn.name)
+
+    CPUCallConv.decorate_function = decorate
+    try:
+        yield
+    finally:
+        CPUCallConv.decorate_function = before
 
 
 def _numba_type(dtype: str) -> Any:
@@ -631,6 +663,25 @@ def _intrinsics() -> dict[str, Any]:
             return lambda x: 0
         return lambda x: np.int64(x)
 
+    @intrinsic  # type: ignore[untyped-decorator, unused-ignore]
+    def move(context, target, at, source, start, count):  # type: ignore[no-untyped-def]
+        def lower(backend, builder, signature, args):  # type: ignore[no-untyped-def]
+            to, source = (backend.make_array(signature.args[k])(backend, builder, args[k]).data for k in (0, 2))
+            size = backend.get_abi_sizeof(backend.get_data_type(signature.args[0].dtype))
+            length = builder.mul(args[4], ir.Constant(ir.IntType(64), size))
+            byte = ir.IntType(8).as_pointer()
+            kind = ir.FunctionType(ir.VoidType(), [byte, byte, ir.IntType(64), ir.IntType(1)])
+            function = builder.module.declare_intrinsic("llvm.memcpy", [byte, byte, ir.IntType(64)], kind)
+            ends = (builder.bitcast(builder.gep(p, [i]), byte) for p, i in ((to, args[1]), (source, args[3])))
+            builder.call(function, [*ends, length, ir.Constant(ir.IntType(1), 0)])
+            return backend.get_dummy_value()
+
+        return nt.void(target, nt.int64, source, nt.int64, nt.int64), lower
+
+    @overload(copy_items)  # type: ignore[untyped-decorator, unused-ignore]
+    def copying(target, at, source, start, count):  # type: ignore[no-untyped-def]
+        return lambda target, at, source, start, count: move(target, at, source, start, count)
+
     @overload(array_at)  # type: ignore[untyped-decorator, unused-ignore]
     def at(address, size, like):  # type: ignore[no-untyped-def]
         item = like.dtype
@@ -654,6 +705,11 @@ def _word(x: Any) -> int:
 
 def prefetch(array: np.ndarray, index: int) -> None:
     """Ask the processor to bring `array[index]` into its cache; in plain Python, nothing."""
+
+
+def copy_items(target: np.ndarray, at: int, source: np.ndarray, start: int, count: int) -> None:
+    """Copy `count` items of one dtype between flat arrays that do not overlap; a constant count becomes plain moves."""
+    target[at : at + count] = source[start : start + count]
 
 
 def array_at(address: int, size: int, like: np.ndarray) -> np.ndarray:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from .. import jit
 from ..dtypes import carrier_of
 from ..samples import Samples, contiguous
 from ..spec import Spec
@@ -131,7 +132,7 @@ class _Fuser:
             names.append(f"out{k}")
             if output.form != "fixed":
                 names += [f"starts{k}", f"extents{k}"]
-        text, function = code.finish("fill", names)
+        text, function = code.finish(jit.APART, names)
         measure = self._measure(order, order_params) if varied else None
         return Program(
             source=text,
@@ -455,7 +456,7 @@ class _Fuser:
             code.add("done += m")
         code.add("return 0")
         heads = [*FIXED, *(f"order{k}" for k in range(len(order_params))), *(f"out{k}" for k in range(len(names)))]
-        text, function = code.finish("measure", heads)
+        text, function = code.finish(jit.APART, heads)
         outputs = tuple(Output(name, Spec(np.dtype(np.int64), ()), np.dtype(np.int64), 1) for name in names)
         return Program(
             source=text,
