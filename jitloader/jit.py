@@ -326,6 +326,13 @@ class Call:
             value = int(value)
             self.words[at] = value if -(1 << 63) <= value < 1 << 63 else rng.i64(value)
 
+    def head(self, *numbers: int) -> None:
+        """Replace the first arguments, all integers: quicker than one by one."""
+        if self._function is None:
+            self._values[: len(numbers)] = numbers
+        else:
+            self.words[: len(numbers)] = numbers
+
     @property
     def plain(self) -> bool:
         """Whether it runs in plain Python."""
@@ -346,7 +353,8 @@ class Call:
     def __call__(self) -> int:
         """Run, and give the kernel's result; an exception raised inside it comes as a `KernelError`."""
         if self._function is None:
-            return int(self.kernel.function(*self._values[: len(self.kernel.signature)]) or 0)
+            with np.errstate(all="ignore"):
+                return int(self.kernel.function(*self._values[: len(self.kernel.signature)]) or 0)
         status = self._function(*self._args)
         if status not in (0, -2):
             raise KernelError(self.kernel.name, status)

@@ -22,8 +22,8 @@ from .dataset import Dataset, epoch_key
 from .errors import StateError
 
 VERSION = 1
-UNIT = 512 << 10  # bytes one kernel call writes at most where batches are small: spreads the 15 us of a hand-over
-QUICK = 0.0004  # seconds: a call shorter than this takes more batches the next time
+UNIT = 4 << 20  # bytes one kernel call writes at most where batches are small: spreads the 30 us of a hand-over
+QUICK = 0.0005  # seconds: after a call shorter than this, the next takes more batches
 
 
 class _Unit:
@@ -48,7 +48,7 @@ class _Unit:
 class _Plan:
     """What an epoch's kernel calls share: the program, its order of this epoch, and where this rank's rows are."""
 
-    __slots__ = ("batch_size", "data", "epoch", "first", "key", "length", "order", "program", "seed", "step")
+    __slots__ = ("batch_size", "data", "epoch", "first", "key", "length", "order", "places", "program", "seed", "step")
 
     def __init__(
         self, data: Dataset, program: compose.Program, order: tuple[Any, ...], seed: int, epoch: int, first: int, step: int,
@@ -56,6 +56,7 @@ class _Plan:
     ) -> None:  # fmt: skip
         self.data, self.program, self.order, self.seed, self.epoch = data, program, order, seed, epoch
         self.key = epoch_key(seed, epoch)
+        self.places = list(zip(program.places(), program.outputs, strict=True))
         self.first, self.step, self.length, self.batch_size = first, step, length, batch_size
 
     def worker(self) -> compose.Worker:
@@ -102,7 +103,7 @@ class _Plan:
                     unit.failed = failed._replace(done=place + failed.done)
                     return
         layouts: list[compose.Layout | None] = []
-        for k, (at, output) in enumerate(zip(program.places(), program.outputs, strict=True)):
+        for k, (at, output) in enumerate(self.places):
             layout = None
             if output.form != "fixed":
                 layout = compose.lay_out(output, lengths[output.lengths], self.batch_size)

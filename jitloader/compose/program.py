@@ -140,26 +140,16 @@ class Failure(NamedTuple):
 
 def run(call: jit.Call, first: int, step: int, count: int, place: int) -> Failure | None:
     """Run one call over positions; gives where it stopped, or None."""
-    call.set(0, first)
-    call.set(1, step)
-    call.set(2, count)
-    call.set(3, place)
-    error = call.value(6)
+    call.head(first, step, count, place)
     try:
-        with np.errstate(all="ignore") if call.plain else _nothing:
-            status = call()
+        status = call()
     except jit.KernelError:
+        error = call.value(6)
         return Failure(-2, int(error[1]), int(error[3]))
-    return Failure(int(error[0]) - 1, int(error[1]), int(error[2])) if status else None
-
-
-class _Nothing:
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, *_: object) -> None: ...
-
-
-_nothing = _Nothing()
+    if not status:
+        return None
+    error = call.value(6)
+    return Failure(int(error[0]) - 1, int(error[1]), int(error[2]))
 
 
 class Layout(NamedTuple):
