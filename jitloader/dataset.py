@@ -450,8 +450,8 @@ class Dataset:
         if spec.dtype.kind not in "biuf" or spec.ragged:
             raise PipelineError(f"statistics takes a field of numbers of one shape; {field!r} is {spec}")
         data = self.keep(field)
-        if spec != self.spec[field]:
-            data = data.map(field, cast(spec.dtype))
+        if spec != self.spec[field] or spec.dtype.kind == "b":
+            data = data.map(field, cast("uint8" if spec.dtype.kind == "b" else spec.dtype))
         program = data.program(compose.only_row, ())
         return data._swept(lambda: passes.statistics(program, len(data), epoch_key(0, 0)), program)
 

@@ -147,6 +147,7 @@ class _Team:
         self.jobs: queue.SimpleQueue[_Unit | None] = queue.SimpleQueue()
         self.threads: list[threading.Thread] = []
         self.worker: compose.Worker | None = None
+        self.closed = False  # by the loader, while its iterator may still be in somebody's hands
         for _ in range(size):
             thread = threading.Thread(target=_work, args=(self.jobs, plan), name="jitloader", daemon=True)
             try:
@@ -172,6 +173,8 @@ class _Team:
 
     def wait(self, unit: _Unit) -> None:
         """Come back when a unit is filled; after a fork, whose child has no threads, fill it here."""
+        if self.closed:
+            raise ValueError("this loader is closed")
         if unit.done:
             return
         if self.pid != os.getpid():
@@ -549,6 +552,7 @@ class Loader:
             return
         self._closed = True
         for team in list(self._live):
+            team.closed = True
             team.stop(deque(), join=True)
         self._pool = self._program = None
         self._data = self._data._emptied()

@@ -1,0 +1,438 @@
+"""Loaders: every row when it should come, batches nobody overwrites, state exact, threads that end."""
+
+import copy
+import gc
+import itertools
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+import warnings
+
+import numpy as np
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
+
+import jitloader as jl
+from jitloader import loader as loader_module
+
+
+def rows(loader):
+    return [b.i.tolist() for b in loader]
+
+
+def data_of(n):
+    return jl.Dataset(i=np.arange(n), x=np.arange(2.0 * n).reshape(n, 2))
+
+
+@pytest.mark.parametrize("prefetch", [0, 1, 2, 5])
+@pytest.mark.parametrize("threads", [1, 3])
+def test_each_row_once_in_the_order_of_the_seed(threads, prefetch):
+    """Threads and prefetch change nothing that comes."""
+    reference = jl.Loader(data_of(1000), 7, shuffle=True, seed=5, prefetch=0, threads=1)
+    loader = jl.Loader(data_of(1000), 7, shuffle=True, seed=5, prefetch=prefetch, threads=threads)
+    for _ in range(3):
+        found = rows(loader)
+        assert found == rows(reference)
+        assert sorted(itertools.chain(*found)) == list(range(1000))
+
+
+def test_batches_have_the_sizes_asked_for():
+    """The short last batch comes unless drop_last; len tells."""
+    assert [len(b) for b in rows(jl.Loader(data_of(10), 4))] == [4, 4, 2]
+    assert [len(b) for b in rows(jl.Loader(data_of(10), 4, drop_last=True))] == [4, 4]
+    assert len(jl.Loader(data_of(10), 4)) == 3 and len(jl.Loader(data_of(10), 4, drop_last=True)) == 2
+    assert rows(jl.Loader(data_of(3), 5)) == [[0, 1, 2]]
+
+
+def test_drop_last_that_leaves_nothing_says_so():
+    """An empty loader is never silent."""
+    with pytest.warns(UserWarning, match="3 rows are fewer than batch_size 5"):
+        loader = jl.Loader(data_of(3), 5, drop_last=True)
+    assert rows(loader) == [] and len(loader) == 0
+
+
+def test_no_held_batch_is_overwritten():
+    """Batches kept as arrays, slices, memoryviews or elements of a cycle never change, poison in freed slots or not."""
+    loader = jl.Loader(data_of(5000), 16, shuffle=True, threads=2)
+    next(iter(loader))
+    loader._pool.poison = True
+    held = []
+    for k, batch in enumerate(loader):
+        wanted = batch.x.copy()
+        kind = k % 6
+        if kind == 0:
+            held.append((batch.x, wanted))
+        elif kind == 1:
+            held.append((batch.x[3:5], wanted[3:5]))
+        elif kind == 2:
+            held.append((memoryview(batch.x), wanted))
+        elif kind == 3:
+            cycle = [batch.x.reshape(-1)]
+            cycle.append(cycle)
+            held.append((cycle[0], wanted.reshape(-1)))
+        elif kind == 4:
+            held.append((np.lib.stride_tricks.sliding_window_view(batch.x, 2, axis=0), None))
+            held[-1] = (held[-1][0], np.lib.stride_tricks.sliding_window_view(wanted, 2, axis=0))
+    for kept, wanted in held:
+        assert (np.asarray(kept) == wanted).all()
+
+
+def test_buffers_are_used_again():
+    """Epochs after the first allocate no batch memory."""
+    loader = jl.Loader(data_of(4000), 8, shuffle=True)
+    for _ in range(2):
+        for _ in loader:
+            pass
+    made = loader._pool.made
+    for _ in range(20):
+        for _ in loader:
+            pass
+
+    assert loader._pool.made == made <= loader.prefetch + 2
+
+
+def test_batches_are_private_and_writable():
+    """Writing to a batch leaves the data as it was."""
+    x = np.arange(6.0)
+    x.flags.writeable = False
+    for batch in jl.Loader(jl.Dataset(x=x), 2):
+        assert batch.x.flags.writeable and type(batch.x) is np.ndarray
+        batch.x[:] = 9
+    assert x.tolist() == [0, 1, 2, 3, 4, 5]
+
+
+def test_buffers_lie_on_cache_lines():
+    """Whole buffers start at multiples of 64 bytes, so that frameworks take them without a copy."""
+    batch = next(iter(jl.Loader(data_of(100), 50)))
+    assert batch.x.ctypes.data % 64 == 0
+
+
+def test_iterators_are_independent():
+    """Nested loops, zip and an inner break leave each other alone."""
+    loader = jl.Loader(data_of(10), 4)
+    assert all((a.i == b.i).all() for a, b in zip(loader, loader, strict=True))
+    assert sum(1 for _ in loader for _ in loader) == 9
+    seen = []
+    for batch in loader:
+        seen.append(batch.i)
+        for _ in loader:
+            break
+    assert np.concatenate(seen).tolist() == list(range(10))
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 7])
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_ranks_part_the_rows(world, shuffle):
+    """Ranks together see each row once, sizes differ by one at most; drop and wrap give equal sizes."""
+    for n in (1, 3, 10, 23):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            made = {
+                tail: [
+                    list(itertools.chain(*rows(jl.Loader(data_of(n), 2, shuffle=shuffle, rank=r, world_size=world, tail=tail))))
+                    for r in range(world)
+                ]
+                for tail in ("keep", "drop", "wrap")
+            }
+        assert sorted(itertools.chain(*made["keep"])) == list(range(n))
+        assert max(map(len, made["keep"])) - min(map(len, made["keep"])) <= 1
+        assert {len(r) for r in made["drop"]} == {n // world} and {len(r) for r in made["wrap"]} == {-(-n // world)}
+        assert set(itertools.chain(*made["wrap"])) == set(range(n))
+
+
+def test_unequal_ranks_are_told():
+    """Where ranks get different numbers of batches, training in step would hang: a warning says so."""
+    with pytest.warns(UserWarning, match="different numbers of batches"):
+        jl.Loader(data_of(9), 4, rank=0, world_size=2)
+
+
+def test_rank_from_the_environment(monkeypatch):
+    """RANK and WORLD_SIZE are taken where neither is given; what is given wins."""
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert list(itertools.chain(*rows(jl.Loader(data_of(8), 4)))) == [1, 3, 5, 7]
+    assert len(rows(jl.Loader(data_of(8), 4, rank=0, world_size=1))) == 2
+
+
+@pytest.mark.parametrize("cut", range(1, 14))
+def test_resume_is_exact(cut):
+    """For every stop point: the batches before and after are together the uninterrupted run, epochs included."""
+    options = dict(shuffle=True, seed=7, prefetch=3)
+
+    def flow(loader):
+        while True:
+            yield from (b.i.tolist() for b in loader)
+
+    whole = list(itertools.islice(flow(jl.Loader(data_of(23), 4, **options)), 20))
+    first = jl.Loader(data_of(23), 4, **options)
+    head = list(itertools.islice(flow(first), cut))
+    state = json.loads(json.dumps(first.state_dict()))
+    second = jl.Loader(data_of(23), 4, **options)
+    second.load_state_dict(state)
+
+    assert head + list(itertools.islice(flow(second), 20 - cut)) == whole
+
+
+class Resuming(RuleBasedStateMachine):
+    """A run that is stopped and taken up again with other batch sizes, threads, prefetch and ranks at any time delivers
+    the rows of one order."""
+
+    @initialize(n=st.integers(1, 60), seed=st.integers(0, 3), shuffle=st.booleans())
+    def start(self, n, seed, shuffle):
+        self.n, self.seed, self.shuffle = n, seed, shuffle
+        self.state, self.epoch, self.seen = None, 0, []
+        self.orders = jl.Loader(data_of(n), n, shuffle=shuffle, seed=seed)
+        self.full = [list(b.i) for e in range(3) for b in self.orders]
+
+    @rule(batch=st.integers(1, 9), threads=st.integers(1, 3), prefetch=st.integers(0, 3), world=st.integers(1, 4), take=st.integers(0, 5))
+    def run(self, batch, threads, prefetch, world, take):
+        if self.epoch >= 3:
+            return
+        made = []
+        for rank in range(world):
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                loader = jl.Loader(
+                    data_of(self.n), batch, shuffle=self.shuffle, seed=self.seed, threads=threads, prefetch=prefetch,
+                    rank=rank, world_size=world,
+                )  # fmt: skip
+            if self.state is not None:
+                loader.load_state_dict(self.state)
+            made.append((loader, iter(loader)))
+        for _ in range(take):  # all ranks take a batch each, in step
+            batches = [next(it, None) for _, it in made]
+            lengths = {0 if b is None else len(b.i) for b in batches}
+            if None in batches and any(b is not None for b in batches) or len(lengths) > 1:
+                self.finish(made, batches)
+                return
+            if batches[0] is None:
+                self.state, self.epoch = made[0][0].state_dict(), self.epoch + 1
+                self.check_epoch()
+                return
+            self.seen += [int(b.i[k]) for k in range(len(batches[0].i)) for b in batches]
+        if take:
+            self.state = made[0][0].state_dict()
+            if self.state["epoch"] > self.epoch:
+                self.epoch += 1
+                self.check_epoch()
+
+    def finish(self, made, batches):
+        """The uneven end of an epoch: rows of the ranks in turn, then the next epoch from its start."""
+        left = [[] if b is None else list(b.i) for b in batches]
+        for k, (_, it) in enumerate(made):
+            left[k] += [int(i) for b in it for i in b.i]
+        self.seen += [int(r[k]) for k in range(max(map(len, left))) for r in left if k < len(r)]
+        self.epoch += 1
+        self.check_epoch()
+        self.state = {**made[0][0].state_dict(), "epoch": self.epoch, "position": 0}
+
+    def check_epoch(self):
+        assert self.seen == [int(i) for i in self.full[self.epoch - 1]]
+        self.seen = []
+
+
+TestResuming = Resuming.TestCase
+TestResuming.settings = settings(max_examples=25, stateful_step_count=12, deadline=None)
+
+
+@pytest.mark.parametrize(
+    "change, part",
+    [
+        ({"version": 99}, "version"),
+        ({"order": "sequential"}, "order"),
+        ({"rows": 24}, "rows"),
+        ({"fingerprint": "0" * 16}, "fingerprint"),
+        ({"seed": 8}, "seed"),
+        ({"position": -1}, "position"),
+        ({"position": 24}, "position"),
+        ({"epoch": 1.5}, "epoch"),
+    ],
+)
+def test_a_state_that_does_not_belong_is_refused(change, part):
+    """Other data, order, seed or version, or numbers edited by hand: an error that names the part."""
+    loader = jl.Loader(data_of(23), 4, shuffle=True, seed=7)
+    with pytest.raises(jl.StateError, match=part):
+        loader.load_state_dict({**loader.state_dict(), **change})
+    cut = loader.state_dict()
+    del cut["epoch"]
+    with pytest.raises(jl.StateError, match="epoch"):
+        loader.load_state_dict(cut)
+
+
+def test_a_state_of_other_rows_is_refused():
+    """Another selection of as many rows is other data."""
+    a, b = data_of(30).select(np.arange(10)), data_of(30).select(np.arange(10, 20))
+    with pytest.raises(jl.StateError, match="fingerprint"):
+        jl.Loader(b, 2).load_state_dict(jl.Loader(a, 2).state_dict())
+
+
+def test_deepcopy_goes_on_at_the_same_place():
+    """A copy of a half-used loader gives the very next batch; a live iterator cannot be copied."""
+    loader = jl.Loader(data_of(23), 4, shuffle=True, seed=7)
+    it = iter(loader)
+    next(it), next(it)
+    other = copy.deepcopy(loader)
+
+    assert rows(other) == [b.i.tolist() for b in it]
+    with pytest.raises(TypeError):
+        copy.deepcopy(iter(loader))
+
+
+def test_a_batch_by_number():
+    """loader[b] is batch b of the epoch that runs, and of the next where none does."""
+    loader = jl.Loader(data_of(23), 4, shuffle=True, seed=1)
+    ahead = loader[2].i.tolist()
+    found = []
+    for k, batch in enumerate(loader):
+        found.append(batch.i.tolist())
+        assert loader[k].i.tolist() == found[-1]
+    assert found[2] == ahead
+    with pytest.raises(IndexError, match="batch 6 is out of range: an epoch has 6 batches"):
+        loader[6]
+
+
+def test_epoch_chooses_the_order():
+    """Setting epoch gives that epoch's order, whatever was run before."""
+    loader = jl.Loader(data_of(50), 10, shuffle=True)
+    first, second = rows(loader), rows(loader)
+    loader.epoch = 1
+    assert rows(loader) == second != first
+
+
+def test_an_error_reaches_the_consumer_once_after_the_good_batches():
+    """Batches before the row that fails come; then one short error names stage, field, row and line; then a new epoch."""
+
+    @jl.stage
+    def picky(src, dst, key):
+        if src[0] == 57:
+            raise ValueError("bad pixel")
+        dst[0] = src[0]
+
+    loader = jl.Loader(jl.Dataset(i=np.arange(100).reshape(100, 1)).map("i", picky), 4)
+    seen = []
+    with pytest.raises(jl.PipelineError, match="stage 0 'picky' on field 'i', row 57, epoch 0: ValueError: bad pixel") as raised:
+        for batch in loader:
+            seen.append(batch.i)
+    assert np.concatenate(seen).ravel().tolist() == list(range(56))
+    assert len(str(raised.value).splitlines()) <= 5 and __file__ in str(raised.value)
+    assert len(next(iter(loader)).i) == 4
+
+
+def test_threads_end_with_their_iterator():
+    """After a break, an error or garbage collection no thread is left."""
+    before = threading.active_count()
+    loader = jl.Loader(data_of(100_000), 8, prefetch=4)
+    for _ in range(10):
+        next(iter(loader))
+    del loader
+    gc.collect()
+    deadline = time.time() + 5
+    while threading.active_count() > before and time.time() < deadline:
+        time.sleep(0.02)
+    assert threading.active_count() <= before
+
+
+def test_a_closed_loader_says_so_and_its_iterators_end():
+    """close is idempotent, held batches stay valid, live iterators do not hang."""
+    loader = jl.Loader(data_of(100_000), 8, prefetch=2)
+    it = iter(loader)
+    batch = next(it)
+    loader.close()
+    loader.close()
+
+    assert batch.i.tolist() == list(range(8))
+    with pytest.raises(ValueError, match="this loader is closed"):
+        iter(loader)
+    with pytest.raises(ValueError, match="this loader is closed"):
+        for _ in it:
+            pass
+
+
+def test_an_iterator_can_change_threads():
+    """Half of an epoch taken in one thread, the rest in another."""
+    it = iter(jl.Loader(data_of(100), 9, shuffle=True, prefetch=1))
+    seen = [next(it).i]
+    thread = threading.Thread(target=lambda: seen.extend(b.i for b in it))
+    thread.start()
+    thread.join(30)
+    assert sorted(np.concatenate(seen)) == list(range(100))
+
+
+def test_many_loaders_in_many_threads():
+    """Eight threads, a loader each and one shared: all get whole epochs."""
+    shared = jl.Loader(data_of(3000), 16, shuffle=True)
+    failures = []
+
+    def work(own):
+        try:
+            for loader in (own, shared, own):
+                assert sorted(np.concatenate([b.i for b in loader])) == list(range(3000))
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(jl.Loader(data_of(3000), 16, shuffle=True),)) for _ in range(8)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join(60)
+    assert not failures
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="forking is what is tested")
+@pytest.mark.parametrize("layer", ["omp", "workqueue"])
+def test_fork_in_the_middle(layer):
+    """A child goes on with a half-used iterator and starts epochs of its own, for each threading layer."""
+    code = """
+import os, sys, numpy as np, jitloader as jl
+loader = jl.Loader(jl.Dataset(i=np.arange(50000)), 8, shuffle=True, threads=2)
+it = iter(loader); head = next(it).i.copy()
+child = os.fork()
+rest = np.concatenate([head] + [b.i for b in it])
+again = np.concatenate([b.i for b in loader])
+good = sorted(rest) == sorted(again) == list(range(50000))
+if child == 0:
+    os._exit(0 if good else 3)
+print(good, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, timeout=120,
+        env={**os.environ, "NUMBA_THREADING_LAYER": layer},
+    )  # fmt: skip
+    assert (done.returncode, done.stdout.strip()) == (0, "True 0"), done.stderr
+
+
+def test_the_process_ends_with_a_live_iterator():
+    """Leaving in the middle of an epoch ends the process at once and cleanly."""
+    code = """
+import numpy as np, jitloader as jl, time
+it = iter(jl.Loader(jl.Dataset(x=np.zeros((100000, 64))), 1024, shuffle=True)); next(it)
+print(time.time())
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0 and not done.stderr
+    assert time.time() - float(done.stdout) < 2
+
+
+def test_state_counts_what_was_received(monkeypatch):
+    """Prefetched batches do not count."""
+    monkeypatch.setattr(loader_module, "UNIT", 1)
+    loader = jl.Loader(data_of(1000), 10, prefetch=5)
+    it = iter(loader)
+    next(it)
+    time.sleep(0.05)
+    assert loader.state_dict()["position"] == 10
+
+
+def test_printing_a_loader_tells_the_plan():
+    """repr names rows, order, specs at every arrow, bytes and threads."""
+    text = repr(jl.Loader(data_of(10).map("x", jl.normalize(0, 1)), 4, shuffle=True, threads=2))
+    assert text.splitlines()[:2] == [
+        "Loader: 3 batches of 4 from 10 rows, shuffled, seed 0",
+        "  i: records int64 ()",
+    ]
+    assert "x: records float64 (2,) -> normalize -> float64 (2,)" in text and "2 threads, prefetch 2" in text
