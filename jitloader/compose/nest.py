@@ -9,6 +9,7 @@ computed indices), and mirrored runs are turned round in place.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -77,6 +78,12 @@ class Flow:
             return False
         strides = contiguous([a.n if isinstance(a.n, int) else 1 for a in self.axes])
         return all(a.map is None and (a.stride == s or a.n == 1) for a, s in zip(self.axes, strides, strict=True))
+
+    def copy(self) -> Flow:
+        """Give the same flow, to go on from in one of several ways."""
+        new = copy(self)
+        new.axes, new.values = [copy(axis) for axis in self.axes], list(self.values)
+        return new
 
     def decode(self) -> None:
         """Put the decoding of bits that kernels cannot compute with before what is to come."""
@@ -250,12 +257,23 @@ class _Nest:
                             held[c, i, j] = f"q{c}_{i}_{j}"
                             code.add(f"q{c}_{i}_{j} = {self.element(e, at, c, '')}")
             with code.block(f"for x in range(m{k}):"):
+                g = self.settles(k, m)
                 for c in self.channels:
                     got = f"src{c}[x]" if step == 1 else f"src{c}[x * {step}]"
                     put = f"dst{c}[x]" if lane == 1 else f"dst{c}[x * {lane}]"
-                    code.add(f"{put} = {self.value(got, held, c, f'd{k} - ({self.base}) + x')}")
+                    shift = c * self.strides[lead] if lead is not None else 0
+                    place = f"d{k} - ({self.base}) + {shift} + {g} * {lane}"
+                    code.add(f"{put} = {self.value(got, held, c, place)}")
             if m is not None:
                 self.reverse(k, m)
+
+    def settles(self, k: int, m: str | None) -> str:
+        """Give where in its run the element at x ends up, for stages that draw by an element's place."""
+        if m is None or not any(v.bound.random for v in self.values):
+            return "x"
+        turned = "m{k} - 1 - x" if self.pixel == 1 else "m{k} - {n} - x + x % {n} * 2"
+        self.code.add(f"g = x if t{m} > 0 else {turned.format(k=k, n=self.pixel)}")
+        return "g"
 
     def value(self, got: str, held: dict[tuple[int, int, int], str], channel: int, place: str) -> str:
         """Write the value stages over one element and give the expression of the result."""
