@@ -237,6 +237,8 @@ class _Fuser:
                 self.flows[name].decode()
             if bound.kind == "sample":
                 self._sample(step, number, key, [name], [before], [name], [bound])
+            elif bound.kind == "choice":
+                self._choose(step, number, key, name, before, bound)
             else:
                 self.flows[name] = self._link(self.flows[name], step, number, which, key)
         for name, bound in list(zip(step.outputs, step.bound, strict=True))[len(step.fields) :]:
@@ -257,6 +259,7 @@ class _Fuser:
         befores: list[Spec],
         outs: list[str],
         bounds: list[Bound],
+        into: tuple[str, str] | None = None,
     ) -> None:
         """Write a stage over whole samples: sources as they lie or through scratch, targets in scratch or the batch."""
         code, add, bound = self.code, self.code.add, bounds[0]
@@ -276,24 +279,53 @@ class _Fuser:
                     add(f"bad += not {code.function(bound.valid)}({element}{code.given(bound.params)})")
                 with code.block("if bad > 0:"):
                     code.refuse(number)
-        made = {}
+        made: dict[str, Flow] = {}
         for k, (name, out) in enumerate(zip(outs, bounds, strict=True)):
-            shape, carrier = fixed(out.out), carrier_of(out.out.dtype)
-            direct = self.last[name] == number and name in self.at
-            if direct:
-                target, base = f"out{self.at[name]}", self._base(self.outputs[self.at[name]])
-                self.done.add(name)
-            else:
-                target, base = code.own(carrier.name, out.out.size), "0"
-                made[name] = Flow(target, base, carrier, shape, contiguous(shape))
+            shape = fixed(out.out)
+            target, base = into or self._target(name, number, out.out, made)
             add(f"at{k} = {base}")
-            add(
-                f"into{k} = {target}[at{k} : at{k} + {max(out.out.size, 0)}].reshape(({', '.join(map(str, shape or (1,)))},))"
-            )
+            extents = ", ".join(map(str, shape or (1,)))
+            add(f"into{k} = {target}[at{k} : at{k} + {max(out.out.size, 0)}].reshape(({extents},))")
             names.append(f"into{k}")
         scratch = "".join(f", {code.own(dtype, size)}" for dtype, size in bound.scratch)
         add(f"{code.function(bound.kernel)}({', '.join(names)}, {key}{scratch}{code.given(bound.params)})")
         self.flows.update(made)
+
+    def _target(self, name: str, number: int, out: Spec, made: dict[str, Flow]) -> tuple[str, str]:
+        """Give where a step writes a whole sample: the batch where it is the last, else scratch, to flow on from."""
+        if self.last[name] == number and name in self.at:
+            self.done.add(name)
+            return f"out{self.at[name]}", self._base(self.outputs[self.at[name]])
+        shape, carrier = fixed(out), carrier_of(out.dtype)
+        target = self.code.own(carrier.name, out.size)
+        made[name] = Flow(target, "0", carrier, shape, contiguous(shape))
+        return target, "0"
+
+    def _choose(self, step: Step, number: int, key: str, name: str, before: Spec, bound: Bound) -> None:
+        """Write a stage that is one of several, drawn for each sample."""
+        made: dict[str, Flow] = {}
+        self._branch(step, number, key, name, before, bound, self._target(name, number, bound.out, made))
+        self.flows.update(made)
+
+    def _branch(
+        self, step: Step, number: int, key: str, name: str, before: Spec, bound: Bound, into: tuple[str, str]
+    ) -> None:
+        code, flow = self.code, self.flows[name]
+        pick = code.fresh("pick")
+        code.add(f"{pick} = {code.function(bound.kernel)}({key}{code.given(bound.params)})")
+        for k, (stage, inner) in enumerate(bound.choices):
+            with code.block(f"if {pick} == {k}:"):
+                own = code.fresh("key")
+                code.add(f"{own} = subkey({key}, {k})")
+                self.flows[name] = flow.copy()
+                if inner.kind == "choice":
+                    self._branch(step, number, own, name, before, inner, into)
+                elif inner.kind == "sample":
+                    self._sample(step, number, own, [name], [before], [name], [inner], into)
+                else:
+                    alone = step._replace(stage=stage, fields=(name,), before=(before,), bound=(inner,))
+                    flush(code, self._link(self.flows[name], alone, number, 0, own), *into, inner.out)
+        self.flows[name] = flow
 
     def _cut(self, flow: Flow, spec: Spec) -> Flow:
         """Write what is pending into a scratch row and go on from there."""
@@ -356,7 +388,14 @@ class _Fuser:
         new = [self._extent(axis, n, bound, number) for axis, n in zip(flow.axes, bound.out.shape, strict=True)]
         for k, axis in enumerate(flow.axes):
             add(f"{size}[{k}] = {axis.n}; {limit}[{k}] = {new[k]}; {offset}[{k}] = 0; {sign}[{k}] = 1")
-        add(f"{code.function(bound.kernel)}({key}, {size}, {limit}, {offset}, {sign}{code.given(bound.params)})")
+        arrays = f"{size}, {limit}, {offset}, {sign}"
+        if bound.choices:
+            add(f"pick = {code.function(bound.kernel)}({key}{code.given(bound.params)})")
+            for k, (_, inner) in enumerate(bound.choices):
+                with code.block(f"if pick == {k}:"):
+                    add(f"{code.function(inner.kernel)}(subkey({key}, {k}), {arrays}{code.given(inner.params)})")
+        else:
+            add(f"{code.function(bound.kernel)}({key}, {arrays}{code.given(bound.params)})")
         for k, axis in enumerate(flow.axes):
             if k not in bound.touches:
                 continue

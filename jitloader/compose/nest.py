@@ -9,6 +9,7 @@ computed indices), and mirrored runs are turned round in place.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -77,6 +78,12 @@ class Flow:
             return False
         strides = contiguous([a.n if isinstance(a.n, int) else 1 for a in self.axes])
         return all(a.map is None and (a.stride == s or a.n == 1) for a, s in zip(self.axes, strides, strict=True))
+
+    def copy(self) -> Flow:
+        """Give the same flow, to go on from in one of several ways."""
+        new = copy(self)
+        new.axes, new.values = [copy(axis) for axis in self.axes], list(self.values)
+        return new
 
     def decode(self) -> None:
         """Put the decoding of bits that kernels cannot compute with before what is to come."""

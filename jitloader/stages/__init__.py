@@ -1,17 +1,32 @@
 """What is done to a sample: the built-in stages, and the decorators that make a stage of a plain function."""
 
+from .choice import random_apply as random_apply
+from .choice import random_choice as random_choice
+from .image import brightness as brightness
+from .image import contrast as contrast
+from .image import random_erasing as random_erasing
 from .index import center_crop as center_crop
 from .index import channels_first as channels_first
 from .index import channels_last as channels_last
 from .index import flatten as flatten
+from .index import pad as pad
 from .index import random_crop as random_crop
 from .index import random_flip as random_flip
+from .index import random_vertical_flip as random_vertical_flip
+from .index import rotate90 as rotate90
 from .index import transpose as transpose
+from .noise import gaussian_noise as gaussian_noise
+from .noise import jitter as jitter
+from .resize import random_resized_crop as random_resized_crop
+from .resize import resize as resize
 from .rows import pad_rows as pad_rows
 from .rows import pad_to_longest as pad_to_longest
 from .rows import random_cut as random_cut
 from .rows import truncate as truncate
 from .sample import one_hot as one_hot
+from .sample import standardize_sample as standardize_sample
+from .series import random_shift as random_shift
+from .series import time_mask as time_mask
 from .stage import Bound as Bound
 from .stage import Misfit as Misfit
 from .stage import Stage as Stage
@@ -20,6 +35,8 @@ from .stage import elementwise as elementwise
 from .stage import stage as stage
 from .value import cast as cast
 from .value import clip as clip
+from .value import fill_nan as fill_nan
+from .value import log1p as log1p
 from .value import lookup as lookup
 from .value import normalize as normalize
 from .value import scale as scale

@@ -8,15 +8,8 @@ import numpy as np
 
 from .. import rng
 from ..spec import Spec
+from .checks import chance, holds, place, planes, settled, sizes, spatial, whole
 from .stage import Bound, Misfit, Stage
-from .value import spatial
-
-
-def _sizes(size: Any, name: str) -> tuple[int, int]:
-    pair = (size, size) if isinstance(size, (int, np.integer)) and not isinstance(size, bool) else tuple(size)
-    if len(pair) != 2 or any(isinstance(n, bool) or not isinstance(n, (int, np.integer)) or n < 1 for n in pair):
-        raise ValueError(f"{name}: size must be one or two whole numbers of at least 1, got {size!r}")
-    return int(pair[0]), int(pair[1])
 
 
 def _resized(spec: Spec, axes: tuple[int, ...], sizes: tuple[int, ...]) -> Spec:
@@ -41,10 +34,8 @@ def random_crop(size: Any, padding: int = 0, fill: float = 0, axes: tuple[int, i
     >>> jl.random_crop(4, padding=1)(np.ones((4, 4, 3), "uint8")).shape
     (4, 4, 3)
     """
-    height, width = _sizes(size, "random_crop")
-    if isinstance(padding, bool) or not isinstance(padding, (int, np.integer)) or padding < 0:
-        raise ValueError(f"random_crop: padding must be a whole number of at least 0, got {padding!r}")
-    return _placed("random_crop", (height, width), int(padding), fill, axes, _random_crop, True)
+    around = whole(padding, "random_crop", "padding")
+    return _placed("random_crop", sizes(size, "random_crop"), around, fill, axes, _random_crop, True)
 
 
 def _center_crop(key, size, limit, offset, sign, y, x, padding):  # type: ignore[no-untyped-def]
@@ -62,7 +53,7 @@ def center_crop(size: Any, axes: tuple[int, int] | None = None) -> Stage:
     >>> jl.center_crop(2)(np.arange(16).reshape(4, 4)).tolist()
     [[5, 6], [9, 10]]
     """
-    return _placed("center_crop", _sizes(size, "center_crop"), 0, None, axes, _center_crop, False)
+    return _placed("center_crop", sizes(size, "center_crop"), 0, None, axes, _center_crop, False)
 
 
 def _placed(
@@ -76,6 +67,8 @@ def _placed(
             have = spec.shape[axis]
             if have is None or have + 2 * padding < n:
                 raise Misfit(f"{title} takes images of at least {sizes[0] - 2 * padding} x {sizes[1] - 2 * padding}")
+        if padding and fill is not None:
+            holds(spec, fill, title)
         made = _resized(spec, places, sizes)
         outside = fill if padding else None
         return Bound("index", made, kernel, (*places, padding), random=random, fill=outside, touches=places)
@@ -92,25 +85,155 @@ def _random_flip(key, size, limit, offset, sign, axis, p):  # type: ignore[no-un
 def random_flip(p: float = 0.5, axis: int | None = None) -> Stage:
     """Map a sample to its mirror image with probability p: (...) to the same, along `axis` (an image's width).
 
+    Raises PipelineError where no axis is named and the sample is not an image.
+
     >>> import numpy as np, jitloader as jl
     >>> jl.random_flip(p=1.0)(np.arange(4).reshape(2, 2)).tolist()
     [[1, 0], [3, 2]]
     """
-    if not 0 <= p <= 1:
-        raise ValueError(f"random_flip: p must be in [0, 1], got {p}")
+    return _flip("random_flip", p, axis, 1)
 
-    def place(spec: Spec) -> int:
-        if axis is None:
-            return spatial(spec, "random_flip")[1]
-        if not -len(spec.shape) <= axis < len(spec.shape):
-            raise Misfit(f"random_flip has axis={axis}: an axis of the sample")
-        return axis % len(spec.shape)
+
+def random_vertical_flip(p: float = 0.5) -> Stage:
+    """Map an image to its upside-down image with probability p: (H, W, C), (C, H, W) or (H, W) to the same.
+
+    >>> import numpy as np
+    >>> from jitloader import stages as st
+    >>> st.random_vertical_flip(p=1.0)(np.arange(4).reshape(2, 2)).tolist()
+    [[2, 3], [0, 1]]
+    """
+    return _flip("random_vertical_flip", p, None, 0)
+
+
+def _flip(name: str, p: float, axis: int | None, which: int) -> Stage:
+    likely = chance(p, name)
+
+    def at(spec: Spec) -> int:
+        if axis is not None:
+            return place(spec, axis, name)
+        try:
+            return spatial(spec, name)[which]
+        except Misfit:
+            what = "images of 1 to 4 channels; for other samples give random_flip(axis=...)"
+            raise Misfit(f"{name} takes {what}") from None
 
     def bind(spec: Spec) -> Bound:
-        at = place(spec)
-        return Bound("index", spec, _random_flip, (at, float(p)), random=True, touches=(at,))
+        where = at(spec)
+        return Bound("index", spec, _random_flip, (where, likely), random=True, touches=(where,))
 
-    return Stage("random_flip", bind)
+    return Stage(name, bind)
+
+
+def _pad(key, size, limit, offset, sign, before):  # type: ignore[no-untyped-def]
+    for k in range(before.size):
+        offset[k] = -before[k]
+
+
+def pad(padding: Any, value: float = 0) -> Stage:
+    """Map a sample to itself with `value` around it: (..., n, ...) to (..., before + n + after, ...).
+
+    `padding` is a number for all four sides of an image (for both ends of a sample of one axis), or a pair
+    (before, after) for each axis, as in numpy.pad. Raises ValueError for negative padding, PipelineError where the
+    dtype cannot hold `value`.
+
+    >>> import numpy as np
+    >>> from jitloader import stages as st
+    >>> st.pad(((1, 0), (0, 2)), value=9)(np.zeros((1, 1), int)).tolist()
+    [[9, 9, 9], [0, 9, 9]]
+    """
+    title = f"pad({padding})"
+    if isinstance(padding, (int, np.integer)):
+        around, pairs = whole(padding, "pad", "padding"), None
+    else:
+        try:
+            around, pairs = 0, tuple((whole(a, "pad", "padding"), whole(b, "pad", "padding")) for a, b in padding)
+        except TypeError:
+            what = "a number, or (before, after) for each axis"
+            raise ValueError(f"pad: padding must be {what}, got {padding!r}") from None
+
+    def bind(spec: Spec) -> Bound:
+        settled(spec, title)
+        holds(spec, value, title)
+        rank = len(spec.shape)
+        if pairs is None:
+            touched = (0,) if rank == 1 else spatial(spec, title)
+            sides = tuple((around, around) if k in touched else (0, 0) for k in range(rank))
+        else:
+            sides = pairs
+        if len(sides) != rank:
+            raise Misfit(f"{title} takes samples of {len(sides)} axes")
+        made = tuple(int(n or 0) + a + b for n, (a, b) in zip(spec.shape, sides, strict=True))
+        before = np.array([a for a, _ in sides], np.int64)
+        touches = tuple(k for k, pair in enumerate(sides) if pair != (0, 0))
+        return Bound("index", Spec(spec.dtype, made), _pad, (before,), fill=value if touches else None, touches=touches)
+
+    return Stage(title, bind)
+
+
+def _rotate90(key, size, limit, offset, sign, y, x, k):  # type: ignore[no-untyped-def]
+    if k == 1 or k == 2:
+        offset[y] = size[y] - 1
+        sign[y] = -1
+    if k == 2 or k == 3:
+        offset[x] = size[x] - 1
+        sign[x] = -1
+
+
+def _turned(src, dst, key, planes, n, inner):  # type: ignore[no-untyped-def]
+    s, d = src.reshape(src.size), dst.reshape(dst.size)
+    down, right = n * inner, inner
+    k = rng.randint(key, 0, 4)
+    start, i_step, j_step = 0, down, right
+    if k == 1:
+        start, i_step, j_step = (n - 1) * right, -right, down
+    elif k == 2:
+        start, i_step, j_step = (n - 1) * (down + right), -down, -right
+    elif k == 3:
+        start, i_step, j_step = (n - 1) * down, right, -down
+    at = 0
+    for p in range(planes):
+        for i in range(n):
+            for j in range(n):
+                place = p * n * n * inner + start + i * i_step + j * j_step
+                for c in range(inner):
+                    d[at] = s[place + c]
+                    at += 1
+
+
+def rotate90(k: int | None = None) -> Stage:
+    """Map an image to itself turned counterclockwise by k quarter turns, as numpy.rot90: (H, W, C) to (W, H, C).
+
+    Without `k` it is drawn for each row, 0 to 3 equally likely; the image must then be square. Takes (H, W),
+    (H, W, C) and (C, H, W).
+
+    >>> import numpy as np
+    >>> from jitloader import stages as st
+    >>> st.rotate90(1)(np.array([[1, 2], [3, 4]])).tolist()
+    [[2, 4], [1, 3]]
+    """
+    if k is not None and (isinstance(k, bool) or not isinstance(k, (int, np.integer))):
+        raise TypeError(f"rotate90: k must be a whole number or None, got {k!r}")
+    title = "rotate90" if k is None else f"rotate90({k})"
+
+    def drawn(spec: Spec) -> Bound:
+        outside, height, width, inner = planes(spec, title)
+        if height != width:
+            raise Misfit("rotate90 by a random number of turns takes square images")
+        return Bound("sample", spec, _turned, (outside, height, inner), random=True)
+
+    def bind(spec: Spec) -> Bound:
+        if k is None:
+            return drawn(spec)
+        settled(spec, title)
+        y, x = spatial(spec, title)
+        order = list(range(len(spec.shape)))
+        if k % 2:
+            order[y], order[x] = x, y
+        made = Spec(spec.dtype, tuple(spec.shape[a] for a in order))
+        touches = ((), (y,), (y, x), (x,))[k % 4]
+        return Bound("index", made, _rotate90, (y, x, k % 4), order=tuple(order), touches=touches)
+
+    return Stage(title, bind)
 
 
 def _still(key, size, limit, offset, sign):  # type: ignore[no-untyped-def]

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .. import jit, rng
+from ..dtypes import NATIVE
 from ..spec import Spec
 
 Kernel = Callable[..., Any]
@@ -29,7 +30,7 @@ class Misfit(Exception):
 class Bound(NamedTuple):
     """A stage made ready for one spec: the spec that leaves it, and the function that does the work."""
 
-    kind: str  # "value", "index", "sample", "shape"; of a field made beside another: "mask" or "length"
+    kind: str  # "value", "index", "sample", "shape", "choice"; of a field made beside another: "mask" or "length"
     out: Spec
     kernel: Kernel
     params: tuple[Any, ...] = ()  # numbers and arrays handed to the kernel whole
@@ -44,6 +45,7 @@ class Bound(NamedTuple):
     closes: str = ""  # index, on a ragged first axis: "longest" gives rows the length of the longest in their batch
     multiple: int = 1  # and that length is rounded up to a multiple of this
     beside: tuple[tuple[str, Any], ...] = ()  # index: fields made beside it, name and Bound of kind "mask" or "length"
+    choices: tuple[tuple[Any, Any], ...] = ()  # index, choice: (Stage, Bound), of which `kernel(key)` picks one
 
 
 class Stage(NamedTuple):
@@ -91,6 +93,14 @@ def numeric(spec: Spec, name: str) -> None:
     """Refuse a spec that is not of numbers."""
     if spec.dtype.kind not in "biuf":
         raise Misfit(f"{name} takes numbers")
+
+
+def writable(dtype: np.dtype, name: str) -> np.dtype:
+    """Refuse a dtype that kernels cannot compute into."""
+    if dtype.name not in NATIVE or not dtype.isnative:
+        every = "bool, int8 to int64, uint8 to uint64, float32, float64"
+        raise TypeError(f"{name}: a kernel cannot write {dtype}; it can write {every}")
+    return dtype
 
 
 def caller() -> str:
@@ -141,7 +151,7 @@ def elementwise(function: Kernel | None = None, /, *, dtype: Any = None) -> Any:
     if not callable(function) or not 1 <= arity(function) <= 3:
         raise TypeError(f"elementwise takes a function of one to three numbers, got {function!r}")
     name = getattr(function, "__name__", "elementwise")
-    fixed = None if dtype is None else np.dtype(dtype)
+    fixed = None if dtype is None else writable(np.dtype(dtype), name)
     written = source_of(function)
 
     def out(specs: tuple[Spec, ...]) -> Spec:

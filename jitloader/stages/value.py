@@ -2,52 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
 from typing import Any
 
 import numpy as np
 
 from ..spec import Spec
-from .stage import Bound, Misfit, Stage, floating, numeric
-
-
-def spatial(spec: Spec, name: str, axes: tuple[int, int] | None = None) -> tuple[int, int]:
-    """Give the axes of height and width: those named, else the two that are not channels (1 to 4 of them)."""
-    rank = len(spec.shape)
-    if axes is not None:
-        if len(axes) != 2 or any(not -rank <= a < rank for a in axes):
-            raise Misfit(f"{name} has axes={axes}: two axes of the sample")
-        return axes[0] % rank, axes[1] % rank
-    if rank == 2:
-        return 0, 1
-    if rank == 3 and spec.shape[2] in (1, 2, 3, 4):
-        return 0, 1
-    if rank == 3 and spec.shape[0] in (1, 2, 3, 4):
-        return 1, 2
-    raise Misfit(f"{name} takes images (H, W), (H, W, C) or (C, H, W) with 1 to 4 channels; else name axes=(height, width)")
-
-
-def fit(values: Any, spec: Spec, name: str, what: str) -> np.ndarray:
-    """Give numbers as float64, shaped to broadcast against a sample; a 1-D one may also be one for each channel."""
-    array = np.asarray(values, np.float64)
-    rank = len(spec.shape)
-    if array.ndim <= rank:
-        shape = (1,) * (rank - array.ndim) + array.shape
-        if all(a in (1, n) for a, n in zip(shape, spec.shape, strict=True)):
-            return array.reshape(shape)
-    if array.ndim == 1 and rank == 3 and spec.shape[0] == array.size:
-        return array.reshape(-1, 1, 1)
-    raise Misfit(f"{name} has {what} of shape {array.shape}, which does not broadcast against it")
-
-
-def _numbers(values: Any, name: str, what: str) -> np.ndarray:
-    array = np.asarray(values)
-    if array.dtype.kind not in "biuf":
-        raise TypeError(f"{name}: {what} must be numbers, got {array.dtype}")
-    array = array.astype(np.float64)
-    if not np.isfinite(array).all():
-        raise ValueError(f"{name}: {what} must be finite, got {array[~np.isfinite(array)][0]}")
-    return array
+from .checks import fit, numbers
+from .stage import Bound, Misfit, Stage, floating, numeric, writable
 
 
 def _normalize(x, mean, inverse):  # type: ignore[no-untyped-def]
@@ -65,7 +27,7 @@ def normalize(mean: Any, std: Any) -> Stage:
     >>> jl.normalize([1.0, 2.0], [1.0, 4.0])([3, 4])
     array([2. , 0.5], dtype=float32)
     """
-    centre, spread = _numbers(mean, "normalize", "mean"), _numbers(std, "normalize", "std")
+    centre, spread = numbers(mean, "normalize", "mean"), numbers(std, "normalize", "std")
     if (spread < 0).any():
         raise ValueError(f"normalize: std must not be negative, got {spread[spread < 0][0]}")
     inverse = 1.0 / np.where(spread == 0, 1.0, spread)
@@ -83,7 +45,7 @@ def _scale(x, factor):  # type: ignore[no-untyped-def]
 
 
 def scale(low: float = 0.0, high: float = 1.0) -> Stage:
-    """Map the whole range of an unsigned integer dtype onto [low, high]: uint8 (...) to float32 (...), 255 to high exactly.
+    """Map the range of an unsigned integer dtype onto [low, high]: uint8 (...) to float32 (...), 255 to high exactly.
 
     >>> import numpy as np, jitloader as jl
     >>> jl.scale()(np.array([0, 51, 255], "uint8"))
@@ -140,8 +102,7 @@ def cast(dtype: Any) -> Stage:
     """
     target = np.dtype(dtype)
     name = f"cast({target})"
-    if target.name not in ("bool", *(f"{k}{b}" for k in ("int", "uint") for b in (8, 16, 32, 64)), "float32", "float64"):
-        raise TypeError(f"cast: a kernel cannot write {target}; it can write bool, int8 to int64, uint8 to uint64, float32, float64")
+    writable(target, "cast")
 
     def bind(spec: Spec) -> Bound:
         numeric(spec, name)
@@ -153,7 +114,7 @@ def cast(dtype: Any) -> Stage:
         info = np.iinfo(target)
         if spec.dtype.kind in "iu":
             return Bound("value", made, _truncate, (int(info.min), min(int(info.max), 2**63 - 1)), valid=_inside)
-        # Strictly between these, what is left after the fraction is dropped fits; 64-bit bounds have no float64 next door.
+        # Strictly between these, what is left without its fraction fits; 64-bit bounds have no float64 next door.
         low = float(info.min) - 1 if info.bits < 64 else np.nextafter(float(info.min), -np.inf)
         return Bound("value", made, _truncate, (float(min(low, -1.0)), float(int(info.max) + 1)), valid=_between)
 
@@ -182,7 +143,9 @@ def clip(low: float, high: float) -> Stage:
             return Bound("value", spec, _clip, (float(low), float(high)))
         info = np.iinfo(spec.dtype) if spec.dtype.kind in "iu" else np.iinfo(np.uint8)
         if not whole or low < info.min or high > info.max:
-            raise Misfit(f"clip({low}, {high}) takes floats; whole bounds within {info.min} .. {info.max} fit this dtype")
+            raise Misfit(
+                f"clip({low}, {high}) takes floats; whole bounds within {info.min} .. {info.max} fit this dtype"
+            )
         return Bound("value", spec, _clip, (int(low), int(high)))
 
     return Stage(f"clip({low}, {high})", bind)
@@ -208,7 +171,9 @@ def lookup(table: Any) -> Stage:
     """
     values = np.ascontiguousarray(table)
     if values.ndim != 1 or values.size == 0 or values.dtype.kind not in "biuf":
-        raise ValueError(f"lookup: table must be a 1-D array of numbers with an entry, got {values.dtype} {values.shape}")
+        raise ValueError(
+            f"lookup: table must be a 1-D array of numbers with an entry, got {values.dtype} {values.shape}"
+        )
     if values.dtype == np.float16 or not values.dtype.isnative:
         values = values.astype(np.float32 if values.dtype == np.float16 else values.dtype.newbyteorder("="))
 
@@ -218,3 +183,51 @@ def lookup(table: Any) -> Stage:
         return Bound("value", Spec(values.dtype, spec.shape), _lookup, (values,), valid=_in_table)
 
     return Stage(f"lookup({values.size})", bind)
+
+
+def _log1p(x):  # type: ignore[no-untyped-def]
+    if x > -1.0:
+        return math.log1p(x)
+    return -math.inf if x == -1.0 else math.nan
+
+
+def log1p() -> Stage:
+    """Map x to log(1 + x): (...) of any number to (...) float32 (float64 stays float64).
+
+    As numpy.log1p: -1 gives -inf, numbers below it and NaN give NaN. Computed in float64, rounded once.
+
+    >>> from jitloader import stages as st
+    >>> st.log1p()([0, 1])
+    array([0.       , 0.6931472], dtype=float32)
+    """
+
+    def bind(spec: Spec) -> Bound:
+        numeric(spec, "log1p")
+        return Bound("value", Spec(floating(spec.dtype), spec.shape), _log1p)
+
+    return Stage("log1p", bind)
+
+
+def _fill_nan(x, value):  # type: ignore[no-untyped-def]
+    return value if x != x else x
+
+
+def fill_nan(value: Any) -> Stage:
+    """Map NaN to `value` and all else to itself: (...) to the same; integers and bools pass as they are.
+
+    `value` is a finite number, or an array that broadcasts against the sample (a mean for each column, say).
+
+    >>> import numpy as np
+    >>> from jitloader import stages as st
+    >>> st.fill_nan([0.0, 5.0])(np.array([[np.nan, 1.0], [2.0, np.nan]])).tolist()
+    [[0.0, 1.0], [2.0, 5.0]]
+    """
+    values = numbers(value, "fill_nan", "value")
+
+    def bind(spec: Spec) -> Bound:
+        numeric(spec, "fill_nan")
+        if spec.dtype.kind != "f":
+            return Bound("value", spec, _same)
+        return Bound("value", spec, _fill_nan, elements=(fit(values, spec, "fill_nan", "value"),))
+
+    return Stage("fill_nan", bind)
