@@ -28,7 +28,7 @@ from .packing import Packs as Packs
 from .packing import pack as pack
 from .ragged import ragged as ragged
 from .replay import Prioritized as Prioritized
-from .replay import Ring as ring
+from .replay import Ring as Ring
 from .rng import bernoulli as bernoulli
 from .rng import normal as normal
 from .rng import permutation as permutation
@@ -75,4 +75,5 @@ from .stages import transpose as transpose
 from .stages import truncate as truncate
 from .windows import windows as windows
 
+ring = Ring
 __version__ = "0.1.0"

@@ -340,10 +340,7 @@ class Dataset:
         if isinstance(index, (int, np.integer)) and not isinstance(index, bool):
             row = int(as_indices([int(index)], len(self))[0])
             return self.sample(row)
-        if isinstance(index, slice):
-            indices = np.arange(len(self), dtype=np.int64)[index]
-        else:
-            indices = as_indices(index, len(self))
+        indices = np.arange(len(self), dtype=np.int64)[index] if isinstance(index, slice) else as_indices(index, len(self))
         return self.gather(indices)
 
     def sample(self, row: int, *, seed: int = 0, epoch: int = 0) -> Any:
@@ -465,7 +462,7 @@ class Dataset:
                 f"save takes fields of one shape; {varied[0]!r} is {self.spec[varied[0]]}: pad it first"
             )
         program = self.program(compose.only_row, ())
-        specs = {o.name: (o.spec.dtype, (len(self), *o.spec.shape)) for o in program.outputs}
+        specs = {o.name: (o.spec.dtype, (len(self), *(int(n or 0) for n in o.spec.shape))) for o in program.outputs}
         with storage.create_fields(path, specs) as arrays:
             targets = [arrays[o.name] for o in program.outputs]
 

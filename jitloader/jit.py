@@ -489,9 +489,11 @@ def _prepare_llvm() -> None:
         llvm.add_symbol("NRT_MemInfo_call_dtor", ctypes.cast(_no_owner, ctypes.c_void_p).value)
 
 
-@ctypes.CFUNCTYPE(None, ctypes.c_void_p)
-def _no_owner(_: int) -> None:
+def _release_nothing(_: int) -> None:
     return None
+
+
+_no_owner = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(_release_nothing)
 
 
 def _prepare_numba(parallel: bool) -> None:
@@ -527,7 +529,8 @@ def _undefined(code: bytes) -> list[str]:
 def _compile(function: Callable[..., Any], signature: tuple[Type, ...], parallel: bool) -> tuple[dict[str, Any], bytes]:
     """Compile a function behind an entry point over words, and give its description and object code."""
     from numba.core import compiler, cpu, errors, registry
-    from numba.core import types as nt
+
+    nt = _types()
 
     _register(function)
     intrinsics = _intrinsics()
@@ -591,6 +594,13 @@ def _apart() -> Iterator[None]:
         CPUCallConv.decorate_function = before
 
 
+def _types() -> Any:
+    """Give Numba's types, most of which it makes as it is imported."""
+    from numba.core import types as numba_types
+
+    return numba_types
+
+
 def _numba_type(dtype: str) -> Any:
     from numba import from_dtype
 
@@ -620,8 +630,9 @@ def _intrinsics() -> dict[str, Any]:
         return _tools
     from llvmlite import ir
     from numba import carray
-    from numba.core import types as nt
     from numba.extending import intrinsic, overload
+
+    nt = _types()
 
     @intrinsic  # type: ignore[untyped-decorator, unused-ignore]
     def pointer(context, address, dtype):  # type: ignore[no-untyped-def]
@@ -725,7 +736,7 @@ def array_at(address: int, size: int, like: np.ndarray) -> np.ndarray:
     if size == 0:
         return np.empty(0, like.dtype)
     memory = (ctypes.c_char * (int(size) * like.itemsize)).from_address(int(address))
-    return np.frombuffer(memory, like.dtype)
+    return np.frombuffer(memory, like.dtype)  # type: ignore[call-overload, no-any-return, unused-ignore]
 
 
 def float64_of(bits: int) -> float:
@@ -767,7 +778,8 @@ def infer(function: Callable[..., Any], kinds: Sequence[str]) -> str:
     if found:
         return str(found[0]["dtype"])
     from numba.core import errors, registry
-    from numba.core import types as nt
+
+    nt = _types()
     from numba.core.compiler import run_frontend
     from numba.core.typed_passes import type_inference_stage
     from numba.np.numpy_support import as_dtype

@@ -572,8 +572,10 @@ def shaped(program: compose.Program, unit: _Unit) -> list[Any]:
         return slot.shaped(program.outputs, compose.shape_output)
     found: list[Any] = []
     for output, flat, layout in zip(program.outputs, slot.flat, unit.layouts, strict=True):
-        varied = layout is not None
-        found.append(_Varied(output, flat, layout) if varied else compose.shape_output(output, flat, unit.rows))
+        if layout is None:
+            found.append(compose.shape_output(output, flat, unit.rows))
+        else:
+            found.append(_Varied(output, flat, layout))
     return found
 
 

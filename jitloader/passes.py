@@ -6,7 +6,7 @@ import itertools
 import math
 import threading
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -78,7 +78,7 @@ class Statistics(NamedTuple):
     std: np.ndarray
     min: np.ndarray
     max: np.ndarray
-    count: int
+    count: int  # type: ignore[assignment]
 
 
 def moments(x, outer, channels, inner, mean, square, low, high):  # type: ignore[no-untyped-def]
@@ -135,7 +135,7 @@ def statistics(program: Program, count: int, key: int) -> Statistics:
     output = program.outputs[0]
     outer, channels, inner, shape = layout(output.spec)
     parts: list[tuple[int, np.ndarray, np.ndarray, np.ndarray, np.ndarray]] = []
-    kinds = [jit.Array(output.spec.dtype.name, 1), jit.INT, jit.INT, jit.INT, *[jit.Array("float64", 1)] * 4]
+    kinds: list[jit.Type] = [jit.Array(output.spec.dtype.name, 1), jit.INT, jit.INT, jit.INT, *[jit.Array("float64", 1)] * 4]
     kernel = jit.load(moments, kinds)
 
     def make_consumer() -> Consume:
@@ -145,7 +145,7 @@ def statistics(program: Program, count: int, key: int) -> Statistics:
             if x.size:
                 with np.errstate(all="ignore"):
                     kernel(x.reshape(-1), len(x) * outer, channels, inner, *found)
-                parts.append((start, *found))
+                parts.append((start, found[0], found[1], found[2], found[3]))
 
         return consume
 
@@ -166,4 +166,5 @@ def statistics(program: Program, count: int, key: int) -> Statistics:
     least, most = low.min(axis=0), high.max(axis=0)
     constant = least == most
     centre, deviation = np.where(constant, least, centre), np.where(constant, 0.0, deviation)
-    return Statistics(*(a.reshape(shape) for a in (centre, deviation, least, most)), count)
+    made = [a.reshape(shape) for a in (centre, deviation, least, most)]
+    return Statistics(made[0], made[1], made[2], made[3], count)

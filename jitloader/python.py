@@ -88,7 +88,7 @@ def merge(made: Applied, batch: Any, result: Any) -> Any:
             return batch._replace(**result)
         names = (*batch._fields, *(n for n in result if n not in batch._fields))
         values = {**batch._asdict(), **result}
-        return collections.namedtuple("Batch", names, rename=True)(*values.values())  # type: ignore[misc]
+        return collections.namedtuple("Batch", names, rename=True)(*values.values())
     return result
 
 

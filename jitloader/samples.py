@@ -18,13 +18,13 @@ class Part(NamedTuple):
     flat: np.ndarray
     offset: int
     stride: int
-    count: int
+    count: int  # type: ignore[assignment]
 
 
 class Rows(NamedTuple):
     """Which row of the arrays sample i reads: `table[i]`, or `start + step * i` where there is no table."""
 
-    count: int
+    count: int  # type: ignore[assignment]
     start: int = 0
     step: int = 1
     table: np.ndarray | None = None

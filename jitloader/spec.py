@@ -21,8 +21,6 @@ class Spec(NamedTuple):
         axes = ["?" if n is None else str(n) for n in self.shape]
         return f"{self.dtype} ({axes[0]},)" if len(axes) == 1 else f"{self.dtype} ({', '.join(axes)})"
 
-    __str__ = __repr__
-
     @property
     def ragged(self) -> bool:
         """Whether some axis varies from row to row."""

@@ -23,11 +23,11 @@ def blocks():
 def test_case(code):
     """The case runs to its end; memory is measured on a second run, when no compiler is in the process."""
     source = "from adapter import *\nimport numpy as np, os, sys\n" + code
-    for attempt in range(2 if "anon()" in code else 1):
+    for _ in range(2 if "anon()" in code else 1):
         done = subprocess.run(
             [sys.executable, "-c", source], capture_output=True, text=True, timeout=120, cwd=HERE / "cases",
             env={**os.environ, "PYTHONPATH": str(HERE / "cases")},
         )  # fmt: skip
         if done.returncode == 0:
             break
-    assert done.returncode == 0, (attempt, done.stderr[-800:])
+    assert done.returncode == 0, done.stderr[-800:]

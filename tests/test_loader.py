@@ -162,7 +162,7 @@ def test_rank_from_the_environment(monkeypatch):
 @pytest.mark.parametrize("cut", range(1, 14))
 def test_resume_is_exact(cut):
     """For every stop point: the batches before and after are together the uninterrupted run, epochs included."""
-    options = dict(shuffle=True, seed=7, prefetch=3)
+    options = {"shuffle": True, "seed": 7, "prefetch": 3}
 
     def flow(loader):
         while True:

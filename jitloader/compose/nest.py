@@ -428,8 +428,9 @@ def _evaluate(
     for place in np.ndindex(*shape):
         given = [[np.broadcast_to(e, shape)[place] for e in es] for es in arrays]
         for x, start in enumerate(inputs):
+            at = (*place, x)
             try:
-                result[(*place, x)] = _pass(values, given, start, dtype)
+                result[at] = _pass(values, given, start, dtype)
             except (ArithmeticError, ValueError, TypeError, IndexError):
                 return None
     return result
