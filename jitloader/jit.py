@@ -18,7 +18,6 @@ import importlib.metadata
 import json
 import math
 import os
-import shutil
 import struct
 import sys
 import tempfile
@@ -528,18 +527,16 @@ def _undefined(code: bytes) -> list[str]:
 
 def _compile(function: Callable[..., Any], signature: tuple[Type, ...], parallel: bool) -> tuple[dict[str, Any], bytes]:
     """Compile a function behind an entry point over words, and give its description and object code."""
-    from numba.core import compiler, cpu, errors, registry
+    from numba.core import compiler, errors, registry
 
     nt = _types()
 
-    _register(function)
+    _register(function, parallel)
     intrinsics = _intrinsics()
     flags = compiler.Flags()
     flags.no_cpython_wrapper = flags.no_cfunc_wrapper = flags.nrt = flags.release_gil = True
     flags.enable_looplift = flags.enable_pyobject = flags.force_pyobject = False
     flags.error_model = "numpy"
-    if parallel:
-        flags.auto_parallel = cpu.ParallelOptions(True)
     target = registry.cpu_target
     lines, names, at = [], [], 0
     scope: dict[str, Any] = {"function": function, **intrinsics}
@@ -610,14 +607,15 @@ def _numba_type(dtype: str) -> Any:
 _registered: dict[int, Any] = {}
 
 
-def _register(function: Callable[..., Any]) -> None:
-    """Let Numba call the plain functions that a kernel refers to."""
+def _register(function: Callable[..., Any], parallel: bool = False) -> None:
+    """Let Numba call the plain functions that a kernel refers to; `parallel` is said of the function itself."""
     from numba.extending import register_jitable
 
     _intrinsics()
     for helper in [*helpers(function), _plain(function)]:
         if id(helper) not in _registered and helper not in (rng.u64, rng.i64):
-            register_jitable(error_model="numpy")(helper)
+            wide = {"parallel": True} if parallel and helper is _plain(function) else {}
+            register_jitable(error_model="numpy", **wide)(helper)
             _registered[id(helper)] = helper
 
 
@@ -865,6 +863,10 @@ def parallel_safe() -> bool:
     return not _forked and available_cpus() > 1
 
 
-def remove_tree(folder: Path) -> None:
-    """Remove a folder and all in it, if it is there."""
-    shutil.rmtree(folder, ignore_errors=True)
+def loop_in_parallel() -> Any:
+    """Give the `prange` of Numba, or `range` where JIT is off."""
+    if disabled():
+        return range
+    from numba import prange
+
+    return prange

@@ -23,6 +23,7 @@ from .errors import StateError
 
 VERSION = 1
 UNIT = 4 << 20  # bytes one kernel call writes at most where batches are small: spreads the 30 us of a hand-over
+WIDE = 1 << 20  # bytes of a batch from which a parallel loop pays for its launch, on each of Numba's layers
 QUICK = 0.0005  # seconds: after a call shorter than this, the next takes more batches
 
 
@@ -63,6 +64,13 @@ class _Plan:
         """Give one thread's calls, with scratch of their own."""
         return compose.Worker(self.program, self.key, self.order)
 
+    def wide_worker(self, threads: int) -> compose.Worker | compose.WideWorker:
+        """Give calls that use several cores where a batch is large enough to pay for a launch and no user code may raise."""
+        large = self.program.nbytes * self.batch_size >= WIDE and self.program.measure is None
+        if threads > 1 and large and jit.parallel_safe() and not any(s.stage.user for s in self.program.steps):
+            return compose.WideWorker(self.program, self.key, self.order, threads)
+        return self.worker()
+
     def pieces(self, unit: _Unit) -> Iterator[tuple[int, int, int]]:
         """Give (first position, count, place) of runs: local row i is at first + step * i, from the start again past the end."""
         done = 0
@@ -72,7 +80,7 @@ class _Plan:
             yield first, count, done
             done += count
 
-    def fill(self, worker: compose.Worker, unit: _Unit) -> None:
+    def fill(self, worker: compose.Worker | compose.WideWorker, unit: _Unit) -> None:
         """Fill a unit's rows."""
         started = time.perf_counter()
         try:
@@ -91,12 +99,13 @@ class _Plan:
             high = min(low + self.batch_size, unit.rows)
             unit.batches.append(self.data.finish([a[low:high] for a in whole], self.seed, self.epoch))
 
-    def _fill(self, worker: compose.Worker, unit: _Unit) -> None:
+    def _fill(self, worker: compose.Worker | compose.WideWorker, unit: _Unit) -> None:
         program, slot = self.program, unit.slot
         rows, lengths = unit.rows, {}
         assert rows <= slot.rows
         if program.measure is not None:
             lengths = {o.name: np.zeros(rows, np.int64) for o in program.measure.outputs}
+            assert isinstance(worker, compose.Worker)
             for first, count, place in self.pieces(unit):
                 failed = worker.lengths(first, self.step, count, place, list(lengths.values()))
                 if failed is not None:
@@ -142,11 +151,11 @@ _teams: weakref.WeakSet[_Team] = weakref.WeakSet()
 class _Team:
     """The background threads of one iterator."""
 
-    def __init__(self, plan: _Plan, size: int) -> None:
-        self.plan, self.pid = plan, os.getpid()
+    def __init__(self, plan: _Plan, size: int, wide: int = 1) -> None:
+        self.plan, self.pid, self.wide = plan, os.getpid(), wide
         self.jobs: queue.SimpleQueue[_Unit | None] = queue.SimpleQueue()
         self.threads: list[threading.Thread] = []
-        self.worker: compose.Worker | None = None
+        self.worker: compose.Worker | compose.WideWorker | None = None
         self.closed = False  # by the loader, while its iterator may still be in somebody's hands
         for _ in range(size):
             thread = threading.Thread(target=_work, args=(self.jobs, plan), name="jitloader", daemon=True)
@@ -167,7 +176,7 @@ class _Team:
     def fill_here(self, unit: _Unit) -> None:
         """Fill a unit in the calling thread."""
         if self.worker is None:
-            self.worker = self.plan.worker()
+            self.worker = self.plan.wide_worker(self.wide) if self.pid == os.getpid() else self.plan.worker()
         self.plan.fill(self.worker, unit)
         unit.done = True
 
@@ -223,7 +232,8 @@ class Loader:
         come from torch.distributed, Ray Train, JAX (where initialised) or RANK and WORLD_SIZE, else 0 and 1.
     tail : rows that do not part evenly between ranks are kept ("keep": sizes differ by one), dropped ("drop"), or the
         shorter ranks take rows from the start again ("wrap").
-    threads : background threads; the CPUs this process may use where left out.
+    threads : background threads; the CPUs this process may use where left out. With prefetch=0, a number above one lets a
+        `prange` loop fill large batches: quick on idle cores, and slow where the consumer keeps them busy.
     prefetch : batches (or runs of small ones) filled ahead; 0 fills each when it is asked for.
 
     A batch is yours: its arrays are writable, and no buffer is used again while anything refers to it. Each `iter()`
@@ -258,6 +268,7 @@ class Loader:
         self.seed = _whole("seed", seed, None)
         self.prefetch = _whole("prefetch", prefetch, 0)
         self.threads = jit.available_cpus() if threads is None else _whole("threads", threads, 1)
+        self._wide = 1 if threads is None else self.threads  # a prange loop stalls beside a busy consumer: only if asked
         if order is not None and shuffle:
             raise ValueError("give shuffle=True or order=, not both")
         self._order = orders.as_order(order) if order is not None else orders.shuffled if shuffle else orders.sequential
@@ -383,7 +394,7 @@ class Loader:
         pool = self._slots(program, most * size, ahead + 2)
         # A short epoch is over before a thread has started.
         threads = min(self.threads, ahead) if self.prefetch and total > most * size else 0
-        team = _Team(plan, threads)
+        team = _Team(plan, threads, 1 if self.prefetch else self._wide)
         self._live.add(team)
         units: deque[_Unit] = deque()
         many, scheduled = 1, 0

@@ -215,7 +215,13 @@ def test_compiled_and_plain_give_the_same_bits():
                     dst[i, j, k] = np.float32(np.float64(src[i, j, k]) * scale)
 
     data = jl.Dataset(x=IMAGES).map(
-        "x", jl.random_flip(), gamma, jl.random_crop(5, padding=2, fill=9), shade, jl.normalize([1, 2, 3], 2), jl.channels_first()
+        "x",
+        jl.random_flip(),
+        gamma,
+        jl.random_crop(5, padding=2, fill=9),
+        shade,
+        jl.normalize([1, 2, 3], 2),
+        jl.channels_first(),
     )
     batch = data[:]
 

@@ -134,7 +134,11 @@ def test_ranks_part_the_rows(world, shuffle):
             warnings.simplefilter("ignore")
             made = {
                 tail: [
-                    list(itertools.chain(*rows(jl.Loader(data_of(n), 2, shuffle=shuffle, rank=r, world_size=world, tail=tail))))
+                    list(
+                        itertools.chain(
+                            *rows(jl.Loader(data_of(n), 2, shuffle=shuffle, rank=r, world_size=world, tail=tail))
+                        )
+                    )
                     for r in range(world)
                 ]
                 for tail in ("keep", "drop", "wrap")
@@ -189,7 +193,13 @@ class Resuming(RuleBasedStateMachine):
         self.orders = jl.Loader(data_of(n), n, shuffle=shuffle, seed=seed)
         self.full = [list(b.i) for e in range(3) for b in self.orders]
 
-    @rule(batch=st.integers(1, 9), threads=st.integers(1, 3), prefetch=st.integers(0, 3), world=st.integers(1, 4), take=st.integers(0, 5))
+    @rule(
+        batch=st.integers(1, 9),
+        threads=st.integers(1, 3),
+        prefetch=st.integers(0, 3),
+        world=st.integers(1, 4),
+        take=st.integers(0, 5),
+    )
     def run(self, batch, threads, prefetch, world, take):
         if self.epoch >= 3:
             return
@@ -315,7 +325,9 @@ def test_an_error_reaches_the_consumer_once_after_the_good_batches():
 
     loader = jl.Loader(jl.Dataset(i=np.arange(100).reshape(100, 1)).map("i", picky), 4)
     seen = []
-    with pytest.raises(jl.PipelineError, match="stage 0 'picky' on field 'i', row 57, epoch 0: ValueError: bad pixel") as raised:
+    with pytest.raises(
+        jl.PipelineError, match="stage 0 'picky' on field 'i', row 57, epoch 0: ValueError: bad pixel"
+    ) as raised:
         for batch in loader:
             seen.append(batch.i)
     assert np.concatenate(seen).ravel().tolist() == list(range(56))
@@ -436,3 +448,29 @@ def test_printing_a_loader_tells_the_plan():
         "  i: records int64 ()",
     ]
     assert "x: records float64 (2,) -> normalize -> float64 (2,)" in text and "2 threads, prefetch 2" in text
+
+
+@pytest.mark.parametrize("layer", ["omp", "workqueue"])
+def test_the_parallel_form_gives_the_same_bits(layer):
+    """A large batch filled by a prange loop is the one that background threads fill; a bad row is told as ever."""
+    code = """
+import numpy as np, jitloader as jl
+x = np.random.default_rng(0).integers(0, 256, (600, 32, 32, 3), dtype="u1")
+data = jl.Dataset(x=x, i=np.arange(600)).map("x", jl.random_crop(32, padding=4), jl.random_flip(), jl.normalize(9, 3))
+wide = list(jl.Loader(data, 256, shuffle=True, prefetch=0, threads=2))
+apart = list(jl.Loader(data, 256, shuffle=True, prefetch=2, threads=2))
+print(all((a.x == b.x).all() and (a.i == b.i).all() for a, b in zip(wide, apart, strict=True)))
+print([e.name for e in jl.compile_events])
+y = np.zeros((600, 1000)); y[400] = 999
+try:
+    list(jl.Loader(jl.Dataset(y=y).map("y", jl.cast("uint8"), jl.cast("float64")), 300, prefetch=0, threads=2))
+except jl.PipelineError as error:
+    print(error)
+"""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, timeout=120,
+        env={**os.environ, "NUMBA_THREADING_LAYER": layer},
+    )  # fmt: skip
+    lines = done.stdout.splitlines()
+    assert lines[0] == "True" and "fill_wide" in lines[1], done.stdout + done.stderr
+    assert "row 400" in lines[2], lines

@@ -26,6 +26,7 @@ from .program import Layout as Layout
 from .program import Output as Output
 from .program import Program as Program
 from .program import Ragged as Ragged
+from .program import WideWorker as WideWorker
 from .program import Worker as Worker
 from .program import collect as collect
 from .program import lay_out as lay_out

@@ -130,6 +130,66 @@ class Worker:
         return run(self.call, first, step, count, place)
 
 
+class WideWorker:
+    """All threads of Numba's pool on one call: the same program with its rows parted by a `prange` loop.
+
+    Launched under the process-wide lock. Not for user code that may raise, which a parallel loop would lose.
+    """
+
+    def __init__(self, program: Program, key: int, order: Sequence[Any], chunks: int) -> None:
+        self.program, self.chunks, self.measure = program, chunks, None
+        many = [f"p{k}" for k in range(len(program.values()) - len(FIXED) - len(program.scratch))]
+        own = [f"w{k}" for k in range(len(program.scratch))]
+        parts = [f"{w}[c * {max(size, 1)} : (c + 1) * {max(size, 1)}]" for w, (_, size) in zip(own, program.scratch, strict=True)]
+        heads = ["first", "step", "count", "place", "key", "rows", "error", "status", "chunks", *many, *own]
+        block = f"rows[c * {BLOCK} : (c + 1) * {BLOCK}], error[c * 4 : c * 4 + 4]"
+        given = ", ".join([block, *many, *parts])
+        text = (
+            f"def fill_wide({', '.join(heads)}):\n"
+            "    for c in prange(chunks):\n"
+            "        low = c * count // chunks\n"
+            "        high = (c + 1) * count // chunks\n"
+            f"        status[c] = fill(first + low * step, step, high - low, place + low, key, {given})\n"
+            "    return 0\n"
+        )
+        scope: dict[str, Any] = {"prange": jit.loop_in_parallel(), "fill": program.function}
+        exec(compile(text, jit.GENERATED, "exec"), scope)
+        values = program.values()
+        inner = values[len(FIXED) : len(values) - len(program.scratch)]
+        inner[: len(order)] = order
+        self.status = np.zeros(chunks, np.int64)
+        self.error = np.zeros(4 * chunks, np.int64)
+        wide = [np.zeros(max(size, 1) * chunks, name) for name, size in program.scratch]
+        rows = np.zeros(BLOCK * chunks, np.int64)
+        every = [0, 1, 0, 0, key, rows, self.error, self.status, chunks, *inner, *wide]
+        kinds = list(program.signature())
+        types = [*kinds[:7], jit.Array("int64", 1), jit.INT, *kinds[7:]]
+        self.call: Any = _Shifted(jit.load(scope["fill_wide"], types, parallel=True, name="fill_wide").bind(*every))
+
+    def fill(self, first: int, step: int, count: int, place: int) -> Failure | None:
+        """Write the rows at positions first, first + step, ... into the outputs, from row `place` on."""
+        self.call.inner.head(first, step, count, place)
+        with jit.launch():
+            self.call.inner()
+        for c in np.flatnonzero(self.status):
+            error = self.error[4 * c : 4 * c + 4]
+            return Failure(int(error[0]) - 1, int(error[1]), int(c) * count // self.chunks + int(error[2]))
+        return None
+
+
+class _Shifted:
+    """A call whose arguments after the fixed ones lie two further on."""
+
+    def __init__(self, inner: jit.Call) -> None:
+        self.inner = inner
+
+    def point(self, i: int, array: np.ndarray, address: int) -> None:
+        self.inner.point(i + 2, array, address)
+
+    def set(self, i: int, value: Any) -> None:
+        self.inner.set(i + 2, value)
+
+
 class Failure(NamedTuple):
     """Where a call stopped: number of the step (-1: the row is out of range, -2: a kernel raised), row, rows done."""
 
