@@ -53,10 +53,10 @@ def matrix_work(batch):
 @pytest.mark.parametrize("batch_size", [256, 8192])
 @pytest.mark.parametrize("consumer", [idle, numpy_work, matrix_work], ids=lambda f: f.__name__)
 @pytest.mark.parametrize("way", WAYS)
-def test_threads(benchmark, smoke, way, consumer, batch_size):
+def test_threads(benchmark, small, way, consumer, batch_size):
     """One epoch of standardised rows of 64 float32, consumed."""
     benchmark.group = f"{consumer.__name__}, batch {batch_size}"
-    rows = 20_000 if smoke else 200_000
+    rows = 20_000 if small else 200_000
     x = np.random.default_rng(0).normal(size=(rows, 64)).astype(np.float32)
     data = jl.Dataset(x=x, i=np.arange(rows)).map("x", jl.normalize(1.0, 2.0))
     loader = jl.Loader(data, batch_size, shuffle=True, **WAYS[way])
@@ -70,18 +70,18 @@ def test_threads(benchmark, smoke, way, consumer, batch_size):
         for batch in loader:
             consumer(batch)
 
-    benchmark.pedantic(epoch, rounds=1 if smoke else 7, warmup_rounds=1)
+    benchmark.pedantic(epoch, rounds=1 if small else 7, warmup_rounds=1)
 
 
-def test_overlap(smoke):
+def test_overlap(small):
     """With a consumer of the fill's own cost, an epoch takes about the longer of the two (printed, for judging)."""
-    x = np.random.default_rng(0).normal(size=(20_000 if smoke else 200_000, 64)).astype(np.float32)
+    x = np.random.default_rng(0).normal(size=(20_000 if small else 200_000, 64)).astype(np.float32)
     data = jl.Dataset(x=x).map("x", jl.normalize(1.0, 2.0))
     loader = jl.Loader(data, 8192, shuffle=True)
 
     def timed(work):
         best = 1e9
-        for _ in range(1 if smoke else 5):
+        for _ in range(1 if small else 5):
             start = time.perf_counter()
             count = sum(1 for batch in loader if work(batch) is None)
             best = min(best, time.perf_counter() - start)
