@@ -161,6 +161,10 @@ class _Fuser:
             add(f"{at} = {row}")
         if samples.length is not None:
             add(f"n{suffix} = {code.function(samples.length)}({at}{code.given(samples.params)})")
+        if suffix in self.suffix.values():
+            for side, function in (("l", samples.low), ("h", samples.high)):
+                if function is not None:
+                    add(f"{side}{suffix} = {code.function(function)}({at}{code.given(samples.params)})")
         if samples.locate is not None:
             add(f"{at} = {code.function(samples.locate)}({at}{code.given(samples.params)})")
         if len(samples.parts) == 1:
@@ -218,7 +222,20 @@ class _Fuser:
             shape = (*shape, samples.dtype.itemsize)
         flow = Flow(var, base, samples.carrier, [f"n{suffix}" if n is None else n for n in shape], samples.strides)
         flow.logical = samples.dtype
+        if samples.low is not None or samples.high is not None:
+            self._bound(flow, samples, suffix)
         return flow
+
+    def _bound(self, flow: Flow, samples: Samples, suffix: str) -> None:
+        """Write which elements of the first axis are there, and what stands for the others."""
+        add, axis, m = self.code.add, flow.axes[0], self.code.fresh()
+        axis.map, axis.edge = m, samples.fill is None
+        low = f"l{suffix}" if samples.low is not None else "0"
+        high = f"h{suffix}" if samples.high is not None else str(axis.n)
+        add(f"o{m} = 0; t{m} = 1; lo{m} = {low}; hi{m} = {high}")
+        if samples.fill is not None:
+            add(f"lo{m} = min(max(lo{m}, 0), {axis.n}); hi{m} = max(min(hi{m}, {axis.n}), lo{m})")
+            flow.fill = outside(flow, samples.fill), 0
 
     # -- steps --------------------------------------------------------------------------------------------------------
 
@@ -335,6 +352,7 @@ class _Fuser:
             flow.shape is not None or any(v.bound.random for v in flow.values) or bool(set(varies) & set(bound.touches))
         )
         clash = clash or (flow.fill is not None and bound.fill is not None)
+        clash = clash or any(flow.axes[order[k]].edge for k in bound.touches)
         clash = clash or (bound.fill is not None and any(combinations(v.arrays) > 16 for v in flow.values))
         if clash:
             flow = self._cut(flow, before)

@@ -27,11 +27,13 @@ UNROLL = 4  # axes of at most this many elements (channels) are unrolled
 
 class Axis:
     """One output axis of a segment: its length (a number, or a name for one that varies), its step in the source, and
-    its map: the suffix of four variables o, t, lo, hi, or None for the identity."""
+    its map: the suffix of four variables o, t, lo, hi, or None for the identity. With `edge` what lies outside lo .. hi
+    is the nearest element inside."""
 
     def __init__(self, n: int | str, stride: int) -> None:
         self.n, self.stride = n, stride
         self.map: str | None = None
+        self.edge = False
 
 
 class Value(NamedTuple):
@@ -121,6 +123,9 @@ class _Nest:
         if found is not None:
             self.table, arrays, self.checked = code.argument(found[0]), [[found[1]]], False
         flat = [e for es in arrays for e in es]
+        if axes[-1].edge:  # never the innermost loop, which runs over slices
+            axes = [*axes, Axis(1, 1)]
+            flat, fill = [e[..., None] for e in flat], None if fill is None else fill[..., None]
         self.axes, packed = _merge(axes, [*flat, *([] if fill is None else [fill])])
         rest = iter(packed)
         self.arrays = [[next(rest) for _ in es] for es in arrays]
@@ -142,7 +147,7 @@ class _Nest:
         varies = any(e.shape[-1] > 1 for e in packed)
         if last.map is None and last.stride == 1 and isinstance(last.n, int) and before.stride == last.n:
             small = isinstance(before.n, int) and before.n * last.n <= TILE
-            if (before.map is not None and not varies) or small:
+            if not before.edge and ((before.map is not None and not varies) or small):
                 self.pixel, self.inner = last.n, len(self.axes) - 2
 
     def _spread(self, e: np.ndarray) -> np.ndarray:
@@ -188,6 +193,10 @@ class _Nest:
             m = axis.map
             if m is None:
                 code.add(f"b{i} = {source} + {i} * {axis.stride}")
+                self.loop(rest[1:], inside, f"b{i}", place)
+                return
+            if axis.edge:
+                code.add(f"b{i} = {source} + max(lo{m}, min(hi{m} - 1, {i})) * {axis.stride}")
                 self.loop(rest[1:], inside, f"b{i}", place)
                 return
             with code.block(f"if lo{m} <= {i} < hi{m}:"):
@@ -483,7 +492,7 @@ def _unrolled(axes: list[Axis]) -> int | None:
         if axis.map is not None or isinstance(axis.n, str) or not 2 <= axis.n <= UNROLL or not rest:
             continue
         run = rest[-1]
-        if isinstance(run.n, str) or run.n <= axis.n:
+        if isinstance(run.n, str) or run.n <= axis.n or run.edge:
             continue
         last = k == len(axes) - 1
         if (not last and axis.stride == 1 and run.stride >= axis.n) or (last and axis.stride > 1 and run.stride == 1):
