@@ -163,9 +163,11 @@ class Dataset:
             spec, ready = self._bind(made, name, specs[name])
             before.append(spec)
             bound.append(ready)
-            for other, told in ready.beside:
+            for place, (other, told) in enumerate(ready.beside):
                 check_name(other)
-                if other in self._fields:
+                if name != names[0] and beside[place][0] == other:
+                    continue  # of several fields padded alike there is one mask
+                if other in self._fields or other in [known for known, _ in beside]:
                     raise PipelineError(f"stage {len(self._steps)} {made.name!r}: there is a field {other!r} already")
                 beside.append((other, told))
         outputs = (*names, *(other for other, _ in beside))
@@ -294,14 +296,15 @@ class Dataset:
         """Part the rows at random into data sets of these shares, each row in one of them; shares sum to at most 1.
 
         The parting depends on the seed and the number of rows alone. Rows keep the order of the file inside a part.
-        With `groups`, a mark a row or the name of a field of such marks, rows of one mark stay together, and shares are
-        met as nearly as whole groups allow; the parting then depends on the marks too.
+        With `groups`, a mark a row or the name of a field of such marks, rows of one mark stay together: groups are laid
+        end to end in random order, and each goes where its middle falls. The parting then depends on the marks too.
 
         >>> import numpy as np, jitloader as jl
         >>> [len(part) for part in jl.Dataset(x=np.arange(10)).split(0.8, 0.2)]
         [8, 2]
-        >>> [part[:].x.tolist() for part in jl.Dataset(x=np.array([7, 7, 7, 4])).split(0.7, 0.3, groups="x")]
-        [[7, 7, 7], [4]]
+        >>> train, valid = jl.Dataset(x=np.array([7, 4, 4, 7, 1, 1])).split(0.7, 0.3, groups="x")
+        >>> len(train), len(valid), set(train[:].x) & set(valid[:].x)
+        (4, 2, set())
         """
         if not fractions or any(isinstance(f, bool) or not 0 < f <= 1 for f in fractions) or sum(fractions) > 1 + 1e-9:
             raise ValueError(f"split takes fractions above 0 that sum to at most 1, got {fractions}")

@@ -53,7 +53,8 @@ class Samples(NamedTuple):
     where items of odd size travel as bytes) describe one sample, `locate(row, *params)` maps the
     row index to the row where the sample starts (None: the row itself), `length(row, *params)` to how many rows it has
     where the first axis varies. Elements of the first axis before `low(row, *params)` or from `high(row, *params)` on lie
-    outside: they are `fill`, or where that is None the nearest element inside. `tell(row, *params)` says in words where
+    outside: they are `fill`, or where that is None the nearest element inside; in a `ring` those before row 0 of the array
+    lie at its end. `tell(row, *params)` says in words where
     a sample lies, for errors.
     """
 
@@ -70,6 +71,7 @@ class Samples(NamedTuple):
     low: Callable[..., Any] | None = None
     high: Callable[..., Any] | None = None
     fill: float | None = None
+    ring: bool = False
     tell: Callable[..., str] | None = None
 
     @property

@@ -34,6 +34,7 @@ class Axis:
         self.n, self.stride = n, stride
         self.map: str | None = None
         self.edge = False
+        self.ring: tuple[int, int] | None = None  # of an edge axis whose items before the first lie so many items further
 
 
 class Value(NamedTuple):
@@ -197,6 +198,9 @@ class _Nest:
                 return
             if axis.edge:
                 code.add(f"b{i} = {source} + max(lo{m}, min(hi{m} - 1, {i})) * {axis.stride}")
+                if axis.ring is not None:
+                    with code.block(f"if b{i} < {axis.ring[0]}:"):
+                        code.add(f"b{i} += {axis.ring[1]}")
                 self.loop(rest[1:], inside, f"b{i}", place)
                 return
             with code.block(f"if lo{m} <= {i} < hi{m}:"):
@@ -223,7 +227,8 @@ class _Nest:
         assert self.fill is not None
         for c in self.channels:
             shift = c * self.strides[self.lead] if self.lead is not None else 0
-            value = stored(self.element(self.fill, at, c, "x"), self.dtype)
+            # Where nothing computes, the target holds the bits that carry the source.
+            value = stored(self.element(self.fill, at, c, "x"), self.dtype if self.values else self.flow.dtype)
             self.code.add(f"{self.target}[u64({target} + {shift} + x * {self.lane})] = {value}")
 
     def run(self, at: dict[int, str], source: str, target: str) -> None:
