@@ -54,8 +54,12 @@ from .stages import random_cut as random_cut
 from .stages import random_flip as random_flip
 from .stages import scale as scale
 from .stages import stage as stage
+from .stages import standardize_by as standardize_by
 from .stages import transpose as transpose
 from .stages import truncate as truncate
+from .transitions import episodes as episodes
+from .transitions import transitions as transitions
+from .windows import sequences as sequences
 from .windows import windows as windows
 
 __version__ = "0.1.0"

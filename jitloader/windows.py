@@ -38,13 +38,13 @@ def _padded(window, before, starts, ends, stride, pad, offset, width):  # type: 
 
 def _first(window, before, starts, ends, stride, pad, offset, width):  # type: ignore[no-untyped-def]
     gap = pad - (window - before[_group(window, before)]) * stride - offset
-    return (gap + width - 1) // width if gap > 0 else 0
+    return (gap + width - 1) // width
 
 
 def _last(window, before, starts, ends, stride, pad, offset, width):  # type: ignore[no-untyped-def]
     group = _group(window, before)
     room = ends[group] - starts[group] + pad - (window - before[group]) * stride - offset
-    return (room + width - 1) // width if room > 0 or width == 1 else 0
+    return (room + width - 1) // width
 
 
 def _tell(row: int) -> str:
@@ -209,7 +209,7 @@ def _series(arrays: Any, name: str, alone: str = "") -> tuple[dict[str, Samples]
     n = next(iter(counts.values()))
     cuts = []
     for base in sources.values():
-        if base.rows != Rows(n) or base.locate is not None:
+        if base.rows != Rows(n) or base.locate is not None or sum(part.count for part in base.parts) != n:
             raise ValueError(f"{name} takes plain arrays: cut windows before select")
         if len(base.parts) > 1:
             cuts.append(np.cumsum([0, *(part.count for part in base.parts)], dtype=np.int64))
@@ -258,29 +258,23 @@ def _check_pads(
 
 
 def bounds_of(groups: Any, n: int) -> np.ndarray:
-    """Give groups as g + 1 offsets, int64: a mark a row where there are n, else offsets that rise from 0 to n.
-
-    Raises ValueError where they are neither, or may be both.
-    """
+    """Give groups as g + 1 offsets, int64: they are offsets where integers rise from 0 to n, else a mark a row."""
     marks = np.asarray(groups)
     if marks.ndim != 1:
         raise ValueError(f"groups must be 1-D, offsets or a mark a row, got shape {marks.shape}")
     whole = marks.size >= 2 and marks.dtype.kind in "iu" and marks[0] == 0 and marks[-1] == n
     offsets = marks.astype(np.int64) if marks.dtype.kind in "iu" else None
+    if whole and offsets is not None and (np.diff(offsets) >= 0).all():
+        return offsets
     if marks.size == n:
-        if whole and offsets is not None and (np.diff(offsets) >= 0).all():
-            raise ValueError(f"groups may be {n - 1} offsets or {n} marks: give marks that do not end at {n}")
         changes = np.flatnonzero(marks[1:] != marks[:-1]) + 1
         return np.concatenate([[0], changes, [n]]).astype(np.int64)
     if not whole or offsets is None:
         raise ValueError(
             f"groups has {marks.size} entries: give a mark for each of {n} rows, or integer offsets from 0 to {n}"
         )
-    falls = np.flatnonzero(np.diff(offsets) < 0)
-    if falls.size:
-        at = int(falls[0])
-        raise ValueError(f"group offsets must not fall: offsets[{at}] = {offsets[at]}, then {offsets[at + 1]}")
-    return offsets
+    at = int(np.flatnonzero(np.diff(offsets) < 0)[0])
+    raise ValueError(f"group offsets must not fall: offsets[{at}] = {offsets[at]}, then {offsets[at + 1]}")
 
 
 def _bounds(groups: Any, n: int, edges: np.ndarray | None) -> np.ndarray | None:

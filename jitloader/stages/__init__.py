@@ -10,6 +10,7 @@ from .index import transpose as transpose
 from .rows import pad_rows as pad_rows
 from .rows import pad_to_longest as pad_to_longest
 from .rows import random_cut as random_cut
+from .rows import standardize_by as standardize_by
 from .rows import truncate as truncate
 from .sample import one_hot as one_hot
 from .stage import Bound as Bound
