@@ -69,10 +69,14 @@ from .stages import resize as resize
 from .stages import rotate90 as rotate90
 from .stages import scale as scale
 from .stages import stage as stage
+from .stages import standardize_by as standardize_by
 from .stages import standardize_sample as standardize_sample
 from .stages import time_mask as time_mask
 from .stages import transpose as transpose
 from .stages import truncate as truncate
+from .transitions import episodes as episodes
+from .transitions import transitions as transitions
+from .windows import sequences as sequences
 from .windows import windows as windows
 
 ring = Ring

@@ -158,14 +158,17 @@ class Dataset:
 
     def _linked(self, made: Stage, names: tuple[str, ...]) -> Step:
         """Check a stage against each of some fields."""
-        specs, before, bound, beside = self.spec, [], [], []
+        specs, before, bound = self.spec, [], []
+        beside: list[tuple[str, Bound]] = []
         for name in names:
             spec, ready = self._bind(made, name, specs[name])
             before.append(spec)
             bound.append(ready)
-            for other, told in ready.beside:
+            for place, (other, told) in enumerate(ready.beside):
                 check_name(other)
-                if other in self._fields:
+                if name != names[0] and beside[place][0] == other:
+                    continue  # of several fields padded alike there is one mask
+                if other in self._fields or other in [known for known, _ in beside]:
                     raise PipelineError(f"stage {len(self._steps)} {made.name!r}: there is a field {other!r} already")
                 beside.append((other, told))
         outputs = (*names, *(other for other, _ in beside))
@@ -290,23 +293,44 @@ class Dataset:
             sources[name] = samples._replace(rows=made[key])
         return self._with(sources)
 
-    def split(self, *fractions: float, seed: int = 0) -> tuple[Dataset, ...]:
+    def split(self, *fractions: float, seed: int = 0, groups: Any = None) -> tuple[Dataset, ...]:
         """Part the rows at random into data sets of these shares, each row in one of them; shares sum to at most 1.
 
         The parting depends on the seed and the number of rows alone. Rows keep the order of the file inside a part.
+        With `groups`, a mark a row or the name of a field of such marks, rows of one mark stay together: groups are laid
+        end to end in random order, and each goes where its middle falls. The parting then depends on the marks too.
 
         >>> import numpy as np, jitloader as jl
         >>> [len(part) for part in jl.Dataset(x=np.arange(10)).split(0.8, 0.2)]
         [8, 2]
+        >>> train, valid = jl.Dataset(x=np.array([7, 4, 4, 7, 1, 1])).split(0.7, 0.3, groups="x")
+        >>> len(train), len(valid), set(train[:].x) & set(valid[:].x)
+        (4, 2, set())
         """
         if not fractions or any(isinstance(f, bool) or not 0 < f <= 1 for f in fractions) or sum(fractions) > 1 + 1e-9:
             raise ValueError(f"split takes fractions above 0 that sum to at most 1, got {fractions}")
         n = len(self)
         generator = np.random.default_rng([rng.mix(seed) & 0xFFFFFFFF, SELECT, n])
+        if groups is not None:
+            return self._split_groups(fractions, generator, groups)
         order = generator.permutation(n)
         ends = [min(n, math.floor(sum(fractions[: k + 1]) * n + 0.5)) for k in range(len(fractions))]
         starts = [0, *ends[:-1]]
         return tuple(self.select(np.sort(order[a:b])) for a, b in zip(starts, ends, strict=True))
+
+    def _split_groups(self, fractions: tuple[float, ...], source: np.random.Generator, groups: Any) -> tuple[Dataset, ...]:
+        marks = self.keep(groups)[:][0] if isinstance(groups, str) else np.asarray(groups)
+        if not isinstance(marks, np.ndarray) or marks.shape != (len(self),):
+            shape = marks.shape if isinstance(marks, np.ndarray) else "rows that vary"
+            raise ValueError(f"split: groups must be a mark for each of {len(self)} rows, got {shape}")
+        _, group, sizes = np.unique(marks, return_inverse=True, return_counts=True)
+        order = source.permutation(len(sizes))
+        middle = np.empty(len(sizes))
+        middle[order] = np.cumsum(sizes[order]) - sizes[order] / 2  # a group is where its middle row falls
+        ends = np.cumsum(fractions) * len(self)
+        ends[-1] += 1e-9 * len(self)
+        part = np.searchsorted(ends, middle, "right")[group.reshape(-1)]
+        return tuple(self.select(np.flatnonzero(part == k)) for k in range(len(fractions)))
 
     def zip(self, other: Dataset) -> Dataset:
         """Give the fields of both, row by row; raises ValueError where lengths differ or a name is in both."""
@@ -400,15 +424,23 @@ class Dataset:
             number, where = culprit(error)
             cause = f"{type(error.cause).__name__}: {error.cause}"
         if not 0 <= number < len(self._steps):
-            return PipelineError(f"row {row}, epoch {epoch}: {cause or 'cannot be read'}; data[{row}] shows it")
+            told = f"row {row}{self._told(row)}, epoch {epoch}"
+            return PipelineError(f"{told}: {cause or 'cannot be read'}; data[{row}] shows it")
         step = self._steps[number]
         fields = ", ".join(map(repr, step.fields))
         shown = f"data[{row}]" if (seed, epoch) == (0, 0) else f"data.sample({row}, seed={seed}, epoch={epoch})"
         return PipelineError(
-            f"stage {number} {step.stage.name!r} on field {fields}, row {row}, epoch {epoch}: "
+            f"stage {number} {step.stage.name!r} on field {fields}, row {row}{self._told(row)}, epoch {epoch}: "
             f"{cause or self._refused(step, number, row, seed, epoch)}\n"
             f"  in {where or step.stage.where}; {shown} reproduces it"
         )
+
+    def _told(self, row: int) -> str:
+        """Say where in its arrays a row lies, where that is not the row itself."""
+        for samples in self._sources.values():
+            if samples.tell is not None:
+                return f" ({samples.tell(samples.rows[row], *samples.params)})"
+        return ""
 
     def _refused(self, step: Step, number: int, row: int, seed: int, epoch: int) -> str:
         """Say which value a step could not take."""

@@ -52,7 +52,10 @@ class Samples(NamedTuple):
     integer of the same size), `shape` and `strides` (in carrier items; one axis more than `shape`
     where items of odd size travel as bytes) describe one sample, `locate(row, *params)` maps the
     row index to the row where the sample starts (None: the row itself), `length(row, *params)` to how many rows it has
-    where the first axis varies.
+    where the first axis varies. Elements of the first axis before `low(row, *params)` or from `high(row, *params)` on lie
+    outside: they are `fill`, or where that is None the nearest element inside; in a `ring` those before row 0 of the array
+    lie at its end. `tell(row, *params)` says in words where
+    a sample lies, for errors.
     """
 
     name: str
@@ -65,6 +68,11 @@ class Samples(NamedTuple):
     locate: Callable[..., Any] | None = None
     length: Callable[..., Any] | None = None
     params: tuple[Any, ...] = ()
+    low: Callable[..., Any] | None = None
+    high: Callable[..., Any] | None = None
+    fill: float | None = None
+    ring: bool = False
+    tell: Callable[..., str] | None = None
 
     @property
     def spec(self) -> Spec:

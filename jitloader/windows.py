@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from .samples import Part, Rows, Samples, records
+from .samples import Part, Rows, Samples, join, records
+
+# Kernels: `before` counts the windows before each group (g + 1 of them), `starts` and `ends` bound the groups' rows,
+# windows begin `stride` rows apart, the first of a group `pad` rows before it. A field begins `offset` rows into its
+# window, and its elements lie `width` rows apart.
 
 
-def _in_group(window, before, starts, stride):  # type: ignore[no-untyped-def]
-    """The row where a window starts: the group it falls into by binary search, then its place in that group."""
+def _group(window, before):  # type: ignore[no-untyped-def]
+    """The group a window falls into, by binary search."""
     low, high = 0, before.size - 1
     while high - low > 1:
         middle = (low + high) // 2
@@ -19,64 +23,209 @@ def _in_group(window, before, starts, stride):  # type: ignore[no-untyped-def]
             low = middle
         else:
             high = middle
-    return starts[low] + (window - before[low]) * stride
+    return low
+
+
+def _in_group(window, before, starts, stride):  # type: ignore[no-untyped-def]
+    group = _group(window, before)
+    return starts[group] + (window - before[group]) * stride
+
+
+def _padded(window, before, starts, ends, stride, pad, offset, width):  # type: ignore[no-untyped-def]
+    group = _group(window, before)
+    return starts[group] - pad + (window - before[group]) * stride
+
+
+def _first(window, before, starts, ends, stride, pad, offset, width):  # type: ignore[no-untyped-def]
+    gap = pad - (window - before[_group(window, before)]) * stride - offset
+    return (gap + width - 1) // width
+
+
+def _last(window, before, starts, ends, stride, pad, offset, width):  # type: ignore[no-untyped-def]
+    group = _group(window, before)
+    room = ends[group] - starts[group] + pad - (window - before[group]) * stride - offset
+    return (room + width - 1) // width
+
+
+def _tell(row: int) -> str:
+    return f"the window from array row {row} on"
+
+
+def _tell_in_group(window: int, before: np.ndarray, starts: np.ndarray, *rest: Any) -> str:
+    group = _group(window, before)
+    at = (window - before[group]) * (rest[0] if len(rest) == 1 else rest[1]) - (rest[2] if len(rest) > 1 else 0)
+    return f"the window from row {at} of group {group} on, array row {starts[group] + at}"
+
+
+class _Plan(NamedTuple):
+    """Where windows of a span begin: the rows of their samples, the kernel and its parameters, and what they leave out."""
+
+    rows: Rows
+    locate: Any
+    params: tuple[Any, ...]
+    groups: int
+    name: str
 
 
 def windows(
-    arrays: Any, *, stride: int = 1, step: int = 1, groups: Any = None, **slices: Any
+    arrays: Any,
+    *,
+    stride: int = 1,
+    step: int = 1,
+    groups: Any = None,
+    pad_start: int = 0,
+    pad_end: int = 0,
+    pad_value: float | None = 0,
+    mask: bool = False,
+    group_field: str | None = None,
+    **slices: Any,
 ) -> dict[str, Samples]:
-    """Map a series to its windows: field `name=slice(a, b)` of window i is rows start(i) + a .. start(i) + b - 1.
+    """Map a series to its windows: field `name=slice(a, b)` of window i is rows t(i) + a .. t(i) + b - 1, (b - a, *shape).
 
-    `arrays` is one array of shape (n, *shape), or several by name; each slice is then a field `array_slice` of each, or
-    of one where given as (array name, slice). Windows start every `stride` rows; `step` rows lie between the elements
-    of a window (slices count elements). `groups` keeps windows inside series, documents or episodes: offsets of g + 1
-    rising integers, or a mark a row (a new group where it changes). Nothing is copied or listed: 1e9 windows open in
-    milliseconds. Give the result to Dataset: `jl.Dataset(jl.windows(x, past=slice(0, 60), next=slice(60, 70)))`.
+    Parameters
+    ----------
+    arrays : one array of shape (n, *shape); a list of them, read as one series that no window crosses from one to the
+        next; or several of one length by name: a slice is then a field `array_slice` of each, or of one where given as
+        (array name, slice).
+    stride : rows between the starts of windows.
+    step : rows between the elements of a window; slices count elements, and may begin below 0.
+    groups : keeps windows inside series, documents or episodes: g + 1 rising offsets from 0 to n, or a mark a row (a
+        new group where it changes).
+    pad_start, pad_end : windows may begin this many rows before their group, or end this many after it.
+    pad_value : what stands there; None repeats the group's first or last row, as in stacks of frames.
+    mask : for each slice also a bool field `slice_mask` (b - a,), True where a row is data.
+    group_field : name of an int64 field, the number of the group; `data.split(..., groups=name)` parts by it.
 
-    Raises ValueError where no group is long enough, naming both lengths.
+    Nothing is copied or listed: 1e9 windows open in milliseconds. Rows that fall into no window are counted in the
+    repr of the data set. Raises ValueError where no group is long enough, naming both lengths.
 
     >>> import numpy as np, jitloader as jl
     >>> data = jl.Dataset(jl.windows(np.arange(6), x=slice(0, 3), y=slice(1, 4)))
     >>> len(data), data[2].x.tolist(), data[2].y.tolist()
     (3, [2, 3, 4], [3, 4, 5])
+    >>> stacks = jl.Dataset(jl.windows(np.arange(5), groups=[0, 2, 5], stack=slice(-2, 1), pad_start=2, pad_value=None))
+    >>> stacks[:].stack.tolist()
+    [[0, 0, 0], [0, 0, 1], [2, 2, 2], [2, 2, 3], [2, 3, 4]]
     """
     if not slices:
         raise ValueError("windows needs a field, as x=slice(0, 60)")
-    for what, value in (("stride", stride), ("step", step)):
-        if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
-            raise ValueError(f"windows: {what} must be a whole number of at least 1, got {value!r}")
-    named = dict(arrays) if isinstance(arrays, Mapping) else {"": arrays}
-    sources = {k: v if isinstance(v, Samples) else records(v, field=k or "windows") for k, v in named.items()}
-    counts = {k: s.rows.count for k, s in sources.items()}
-    if len(set(counts.values())) > 1:
-        raise ValueError("windows: arrays differ in length: " + ", ".join(f"{k!r} has {n} rows" for k, n in counts.items()))
-    n = next(iter(counts.values()))
-    chosen: dict[str, tuple[str, range]] = {}
+    sources, n, edges = _series(arrays, "windows")
+    fields: dict[str, tuple[str, range]] = {}
+    masks: dict[str, range] = {}
     for name, value in slices.items():
-        which, cut = value if isinstance(value, tuple) else (None, value)
+        which, cut = value if isinstance(value, tuple) and len(value) == 2 else (None, value)
         if which is not None and which not in sources:
             raise ValueError(f"windows: {name} names array {which!r}; there are {', '.join(map(repr, sources))}")
+        elements = _elements(name, cut)
+        if mask:
+            masks[f"{name}_mask"] = elements
         for array in [which] if which is not None else list(sources):
             field = name if which is not None or not array else f"{array}_{name}"
-            chosen[field] = array, _elements(name, cut)
-    span = (max(r[-1] for _, r in chosen.values())) * step + 1
-    rows, locate, params = _starts(n, span, int(stride), groups)
+            if field in fields:
+                raise ValueError(f"windows: two fields are called {field!r}")
+            fields[field] = array, elements
+    more = [*masks, *([group_field] if group_field is not None else [])]
+    for name in more:
+        if name in fields or more.count(name) > 1:
+            raise ValueError(f"windows: two fields are called {name!r}")
+    stride, step = _whole("windows", "stride", stride, 1), _whole("windows", "step", step, 1)
+    pads = _whole("windows", "pad_start", pad_start, 0), _whole("windows", "pad_end", pad_end, 0)
+    # Row 0 of the slices is inside the window where they begin above it: x=slice(5, 10) needs ten rows.
+    first = min(0, *(r[0] for _, r in fields.values()))
+    span = (max(r[-1] for _, r in fields.values()) - first) * step + 1
+    if any(pads):
+        _check_pads(pads, span, pad_value, fields, step, sources)
+    bounds = _bounds(groups, n, edges)
+    plan = _plan(n, span, stride, pads, bounds)
     found = {}
-    for field, (array, elements) in chosen.items():
-        base = sources[array]
-        if len(base.parts) != 1 or base.rows != Rows(n) or base.locate is not None:
-            raise ValueError("windows takes plain arrays: cut windows before select or concat")
-        part = base.parts[0]
-        moved = Part(part.array, part.flat, part.offset + elements.start * step * part.stride, part.stride, part.count)
-        found[field] = base._replace(
-            name="windows",
-            parts=(moved,),
-            shape=(len(elements), *base.shape),
-            strides=(part.stride * step * elements.step, *base.strides),
-            rows=rows,
-            locate=locate,
-            params=params,
-        )
+    for field, (array, elements) in fields.items():
+        found[field] = _cut(sources[array], elements, first, step, plan, pads, pad_value)
+    for field, elements in masks.items():
+        found[field] = _cut(_constant(True, n), elements, first, step, plan, pads, 0)
+    if group_field is not None:
+        found[group_field] = _numbers(plan)
+    return found
+
+
+def sequences(
+    arrays: Any,
+    length: int,
+    *,
+    groups: Any = None,
+    stride: int | None = None,
+    pad: bool = True,
+    pad_value: float = 0,
+    mask: str = "mask",
+) -> dict[str, Samples]:
+    """Map episodes to subsequences for recurrent policies: sample i is `length` rows in a row of one group, (length, *shape).
+
+    `arrays` are arrays of one length by name, each a field of that name (a single array: `sequence`). Subsequences
+    follow each other, or begin `stride` rows apart. With `pad` the last of a group is filled up with `pad_value`, and
+    the bool field `mask` (length,) is True where a row is data; without, rows left over at a group's end are in none.
+    `groups` as in `windows`; `jl.episodes(done)` makes them of flags. Raises ValueError where no group is long enough.
+
+    >>> import numpy as np, jitloader as jl
+    >>> data = jl.Dataset(jl.sequences({"obs": np.arange(7)}, 3, groups=[0, 4, 7]))
+    >>> data[:].obs.tolist()
+    [[0, 1, 2], [3, 0, 0], [4, 5, 6]]
+    >>> data[1].mask.tolist()
+    [True, False, False]
+    """
+    sources, n, edges = _series(arrays, "sequences", "sequence")
+    length = _whole("sequences", "length", length, 1)
+    every = length if stride is None else _whole("sequences", "stride", stride, 1)
+    pads = 0, length - 1 if pad else 0
+    elements = range(length)
+    if pads[1]:
+        _check_pads(pads, length, pad_value, {}, 1, sources, "sequences")
+    plan = _plan(n, length, every, pads, _bounds(groups, n, edges), "sequences")
+    found = {name: _cut(base, elements, 0, 1, plan, pads, pad_value) for name, base in sources.items()}
+    if pad:
+        if mask in found:
+            raise ValueError(f"sequences: two fields are called {mask!r}: choose mask=")
+        found[mask] = _cut(_constant(True, n), elements, 0, 1, plan, pads, 0)
+    return found
+
+
+# -- what is given ----------------------------------------------------------------------------------------------------
+
+
+def _whole(name: str, what: str, value: Any, low: int) -> int:
+    if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, np.integer)) or value < low:
+        raise ValueError(f"{name}: {what} must be a whole number of at least {low}, got {value!r}")
+    return int(value)
+
+
+def _series(arrays: Any, name: str, alone: str = "") -> tuple[dict[str, Samples], int, np.ndarray | None]:
+    """Give arrays as samples by name, their rows, and where one array of a list ends and the next begins."""
+    named = dict(arrays) if isinstance(arrays, Mapping) else {alone: arrays}
+    if not named:
+        raise ValueError(f"{name} takes at least one array")
+    sources = {k: _stream(v, k or name) for k, v in named.items()}
+    counts = {k: s.rows.count for k, s in sources.items()}
+    if len(set(counts.values())) > 1:
+        told = ", ".join(f"{k!r} has {n} rows" for k, n in counts.items())
+        raise ValueError(f"{name}: arrays differ in length: {told}")
+    n = next(iter(counts.values()))
+    cuts = []
+    for base in sources.values():
+        if base.rows != Rows(n) or base.locate is not None or sum(part.count for part in base.parts) != n:
+            raise ValueError(f"{name} takes plain arrays: cut windows before select")
+        if len(base.parts) > 1:
+            cuts.append(np.cumsum([0, *(part.count for part in base.parts)], dtype=np.int64))
+    return sources, n, np.unique(np.concatenate(cuts)) if cuts else None
+
+
+def _stream(value: Any, field: str) -> Samples:
+    """Give an array, or a list of arrays one after the other, as samples."""
+    if isinstance(value, Samples):
+        return value
+    if not isinstance(value, (list, tuple)) or not any(isinstance(v, (np.ndarray, Samples)) for v in value):
+        return records(value, field=field)
+    parts = [v if isinstance(v, Samples) else records(v, field=field) for v in value]
+    found = parts[0]
+    for part in parts[1:]:
+        found = join(found, part, field)
     return found
 
 
@@ -85,38 +234,137 @@ def _elements(name: str, cut: Any) -> range:
         raise ValueError(f"windows: {name} must be a slice with an end, as slice(0, 60), got {cut!r}")
     start, step = 0 if cut.start is None else cut.start, 1 if cut.step is None else cut.step
     whole = all(isinstance(v, (int, np.integer)) and not isinstance(v, bool) for v in (start, cut.stop, step))
-    if not whole or start < 0 or step < 1 or cut.stop <= start:
-        raise ValueError(f"windows: {name} must run forward from 0 or later, got {cut!r}")
+    if not whole or step < 1 or cut.stop <= start:
+        raise ValueError(f"windows: {name} must run forward and hold an element, got {cut!r}")
     return range(int(start), int(cut.stop), int(step))
 
 
+def _check_pads(
+    pads: tuple[int, int],
+    span: int,
+    value: float | None,
+    fields: Mapping[str, tuple[str, range]],
+    step: int,
+    sources: Mapping[str, Samples],
+    name: str = "windows",
+) -> None:
+    for what, pad in zip(("pad_start", "pad_end"), pads, strict=True):
+        if pad >= span:
+            raise ValueError(f"{name}: {what} must be below the {span} rows that a window spans, got {pad}")
+    if value is None and (step > 1 or any(r.step > 1 for _, r in fields.values())):
+        raise ValueError(f"{name}: pad_value=None repeats neighbouring rows: it takes steps of 1")
+    if any(len(base.parts) > 1 for base in sources.values()):
+        raise ValueError(f"{name}: padding takes one array, not a list: join them with np.concatenate")
+
+
 def bounds_of(groups: Any, n: int) -> np.ndarray:
-    """Give groups as g + 1 offsets: they are offsets where integers rise from 0 to n, else a mark a row."""
+    """Give groups as g + 1 offsets, int64: they are offsets where integers rise from 0 to n, else a mark a row."""
     marks = np.asarray(groups)
     if marks.ndim != 1:
-        raise ValueError(f"windows: groups must be 1-D, offsets or a mark a row, got shape {marks.shape}")
-    offsets = marks.size >= 2 and marks.dtype.kind in "iu" and marks[0] == 0 and marks[-1] == n
-    if offsets and (marks.size != n or (np.diff(marks) >= 0).all()):
-        if (np.diff(marks.astype(np.int64)) < 0).any():
-            raise ValueError("windows: group offsets must not fall")
-        return marks.astype(np.int64)
-    if marks.size != n:
-        raise ValueError(f"windows: groups has {marks.size} entries: give a mark for each of {n} rows, or offsets from 0 to {n}")
-    changes = np.flatnonzero(marks[1:] != marks[:-1]) + 1 if n else np.zeros(0, np.int64)
-    return np.concatenate([[0], changes, [n]]).astype(np.int64)
+        raise ValueError(f"groups must be 1-D, offsets or a mark a row, got shape {marks.shape}")
+    whole = marks.size >= 2 and marks.dtype.kind in "iu" and marks[0] == 0 and marks[-1] == n
+    offsets = marks.astype(np.int64) if marks.dtype.kind in "iu" else None
+    if whole and offsets is not None and (np.diff(offsets) >= 0).all():
+        return offsets
+    if marks.size == n:
+        changes = np.flatnonzero(marks[1:] != marks[:-1]) + 1
+        return np.concatenate([[0], changes, [n]]).astype(np.int64)
+    if not whole or offsets is None:
+        raise ValueError(
+            f"groups has {marks.size} entries: give a mark for each of {n} rows, or integer offsets from 0 to {n}"
+        )
+    at = int(np.flatnonzero(np.diff(offsets) < 0)[0])
+    raise ValueError(f"group offsets must not fall: offsets[{at}] = {offsets[at]}, then {offsets[at + 1]}")
 
 
-def _starts(n: int, span: int, stride: int, groups: Any) -> tuple[Rows, Any, tuple[Any, ...]]:
-    """Give the windows of a span as rows, and the function from window to row where groups part them."""
+def _bounds(groups: Any, n: int, edges: np.ndarray | None) -> np.ndarray | None:
+    """Give the offsets of groups, which end where an array of a list ends; None where there is one group alone."""
     if groups is None:
-        if n < span:
-            raise ValueError(f"windows: a window spans {span} rows, the series has {n}")
-        return Rows((n - span) // stride + 1, 0, stride), None, ()
+        return edges
     bounds = bounds_of(groups, n)
+    return bounds if edges is None else np.unique(np.concatenate([bounds, edges]))
+
+
+# -- where windows lie ------------------------------------------------------------------------------------------------
+
+
+def _plan(
+    n: int, span: int, stride: int, pads: tuple[int, int], bounds: np.ndarray | None, name: str = "windows"
+) -> _Plan:
+    if bounds is None and not any(pads):
+        if n < span:
+            raise ValueError(f"{name}: a window spans {span} rows, the series has {n}")
+        count = (n - span) // stride + 1
+        unused = n - _covered(np.array([n]), np.array([count]), span, stride, pads)
+        return _Plan(Rows(count, 0, stride), None, (), 1, _told(name, unused, n))
+    bounds = np.array([0, n], np.int64) if bounds is None else bounds
     long = np.diff(bounds)
-    counts = np.where(long >= span, (long - span) // stride + 1, 0)
+    counts = np.where((long > 0) & (long + sum(pads) >= span), (long + sum(pads) - span) // stride + 1, 0)
     if not counts.any():
-        raise ValueError(f"windows: a window spans {span} rows, the longest group has {long.max(initial=0)}")
-    kept = counts > 0
-    before = np.concatenate([[0], np.cumsum(counts[kept])]).astype(np.int64)
-    return Rows(int(before[-1])), _in_group, (before, bounds[:-1][kept], stride)
+        padded = f" and padding {sum(pads)}" if any(pads) else ""
+        raise ValueError(f"{name}: a window spans {span} rows, the longest group has {long.max(initial=0)}{padded}")
+    before = np.zeros(len(counts) + 1, np.int64)
+    np.cumsum(counts, out=before[1:])
+    told = _told(name, n - _covered(long, counts, span, stride, pads), n)
+    rows = Rows(int(before[-1]))
+    starts, ends = np.ascontiguousarray(bounds[:-1]), np.ascontiguousarray(bounds[1:])
+    if not any(pads):
+        return _Plan(rows, _in_group, (before, starts, stride), len(starts), told)
+    return _Plan(rows, _padded, (before, starts, ends, stride, pads[0]), len(starts), told)
+
+
+def _covered(long: np.ndarray, counts: np.ndarray, span: int, stride: int, pads: tuple[int, int]) -> int:
+    """Give how many rows are in some window."""
+    end = (counts - 1) * stride + span - pads[0]
+    rows = np.minimum(end, long) if stride <= span else counts * span - pads[0] - np.maximum(end - long, 0)
+    return int(np.where(counts > 0, rows, 0).sum())
+
+
+def _told(name: str, unused: int, n: int) -> str:
+    return f"{name} ({unused:,} of {n:,} rows in none)" if unused else name
+
+
+def _cut(
+    base: Samples,
+    elements: range,
+    first: int,
+    step: int,
+    plan: _Plan,
+    pads: tuple[int, int],
+    value: float | None,
+) -> Samples:
+    """Give one field: these elements of each window."""
+    offset, width = (elements.start - first) * step, step * elements.step
+    stride = base.parts[0].stride
+    if any(part.stride != stride for part in base.parts):
+        raise ValueError(
+            "windows: the arrays of a list lie in memory in different ways: give np.ascontiguousarray of each"
+        )
+    padded = any(pads)
+    return base._replace(
+        name=plan.name,
+        parts=tuple(part._replace(offset=part.offset + offset * stride) for part in base.parts),
+        shape=(len(elements), *base.shape),
+        strides=(stride * width, *base.strides),
+        rows=plan.rows,
+        locate=plan.locate,
+        params=(*plan.params, offset, width) if padded else plan.params,
+        low=_first if pads[0] else None,
+        high=_last if pads[1] else None,
+        fill=value if padded else None,
+        tell=_tell if plan.locate is None else _tell_in_group,
+    )
+
+
+def _constant(value: Any, n: int) -> Samples:
+    """Give n rows of one number, which is there once."""
+    array = np.array([value])
+    return Samples("", (Part(array, array, 0, 0, n),), array.dtype, array.dtype, (), (), Rows(n))
+
+
+def _numbers(plan: _Plan) -> Samples:
+    """Give the number of each window's group."""
+    if plan.locate is None:
+        return _constant(np.int64(0), 1)._replace(name="group", rows=plan.rows)
+    base = records(np.arange(plan.groups, dtype=np.int64))
+    return base._replace(name="group", rows=plan.rows, locate=_group, params=plan.params[:1])

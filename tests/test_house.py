@@ -25,7 +25,7 @@ FLOORS = [
     ["compose"],
     ["passes"],
     ["dataset"],
-    ["cache"],
+    ["cache", "transitions"],
     ["loader"],
     ["torch", "jax", "ray", "report"],
     ["__init__"],

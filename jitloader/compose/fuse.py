@@ -9,6 +9,7 @@ import numpy as np
 
 from .. import jit
 from ..dtypes import carrier_of
+from ..errors import PipelineError
 from ..samples import Samples, contiguous
 from ..spec import Spec
 from ..stages import Bound, Step
@@ -76,7 +77,7 @@ class _Fuser:
                 self.spec[name], self.last[name] = bound.out, number
                 if bound.closes:
                     closing[name] = (bound.closes, bound.multiple)
-                    follows[name] = step.fields[0]
+                    follows[name] = name if name in step.fields else step.fields[0]
         self.outputs = [self._output(name, closing.get(name), follows.get(name, name)) for name in fields]
         if rows:
             self.outputs.append(Output(rows, Spec(np.dtype(np.int64), ()), np.dtype(np.int64), 1))
@@ -161,6 +162,10 @@ class _Fuser:
             add(f"{at} = {row}")
         if samples.length is not None:
             add(f"n{suffix} = {code.function(samples.length)}({at}{code.given(samples.params)})")
+        if suffix in self.suffix.values():
+            for side, function in (("l", samples.low), ("h", samples.high)):
+                if function is not None:
+                    add(f"{side}{suffix} = {code.function(function)}({at}{code.given(samples.params)})")
         if samples.locate is not None:
             add(f"{at} = {code.function(samples.locate)}({at}{code.given(samples.params)})")
         if len(samples.parts) == 1:
@@ -218,7 +223,23 @@ class _Fuser:
             shape = (*shape, samples.dtype.itemsize)
         flow = Flow(var, base, samples.carrier, [f"n{suffix}" if n is None else n for n in shape], samples.strides)
         flow.logical = samples.dtype
+        if samples.low is not None or samples.high is not None:
+            self._bound(flow, samples, suffix)
         return flow
+
+    def _bound(self, flow: Flow, samples: Samples, suffix: str) -> None:
+        """Write which elements of the first axis are there, and what stands for the others."""
+        add, axis, m = self.code.add, flow.axes[0], self.code.fresh()
+        axis.map, axis.edge = m, samples.fill is None
+        if samples.ring:
+            axis.ring = samples.parts[0].offset, samples.parts[0].count * samples.parts[0].stride
+        # The nearest element inside may lie beyond the other end of the sample.
+        low = f"l{suffix}" if samples.low is not None else f"min(0, h{suffix} - 1)"
+        high = f"h{suffix}" if samples.high is not None else f"max({axis.n}, l{suffix} + 1)"
+        add(f"o{m} = 0; t{m} = 1; lo{m} = {low}; hi{m} = {high}")
+        if samples.fill is not None:
+            add(f"lo{m} = min(max(lo{m}, 0), {axis.n}); hi{m} = max(min(hi{m}, {axis.n}), lo{m})")
+            flow.fill = outside(flow, samples.fill), 0
 
     # -- steps --------------------------------------------------------------------------------------------------------
 
@@ -330,6 +351,10 @@ class _Fuser:
     def _cut(self, flow: Flow, spec: Spec) -> Flow:
         """Write what is pending into a scratch row and go on from there."""
         shape = flow.lengths
+        if any(isinstance(n, str) for n in shape):
+            raise PipelineError(
+                f"a ragged field ({spec}) has two stages in a row that do not fuse: cut and pad its rows first, then the others"
+            )
         size = 1
         for n in shape:
             size *= n if isinstance(n, int) else 0
@@ -356,7 +381,7 @@ class _Fuser:
             varies = [k for e in bound.elements for k, n in enumerate(e.shape) if n > 1]
             clash = flow.shape is not None and (bool(varies) or bound.random)
             clash = clash or any(flow.axes[k].map is not None for k in varies if k < len(flow.axes))
-            clash = clash or (flow.fill is not None and (bound.random or combinations(bound.elements) > 16))
+            clash = clash or (flow.fill is not None and (bound.random or combinations(bound.elements) > _most(flow)))
             if clash:
                 flow = self._cut(flow, before)
             flow.values.append(Value(number, bound, bound.elements, step.stage.user, key))
@@ -367,7 +392,9 @@ class _Fuser:
             flow.shape is not None or any(v.bound.random for v in flow.values) or bool(set(varies) & set(bound.touches))
         )
         clash = clash or (flow.fill is not None and bound.fill is not None)
-        clash = clash or (bound.fill is not None and any(combinations(v.arrays) > 16 for v in flow.values))
+        clash = clash or any(flow.axes[order[k]].edge for k in bound.touches)
+        most = _most(flow)
+        clash = clash or (bound.fill is not None and any(combinations(v.arrays) > most for v in flow.values))
         if clash:
             flow = self._cut(flow, before)
         if bound.order is not None:
@@ -376,16 +403,16 @@ class _Fuser:
         if bound.fill is not None:
             flow.fill = outside(flow, bound.fill), len(flow.values)
         if bound.touches:
-            self._place(flow, bound, number, key)
+            self._place(flow, bound, number, key, step.fields[which])
         return flow
 
-    def _place(self, flow: Flow, bound: Bound, number: int, key: str) -> None:
+    def _place(self, flow: Flow, bound: Bound, number: int, key: str, name: str) -> None:
         """Run an index kernel for this sample and compose its maps with those pending."""
         code, add = self.code, self.code.add
         if not self.maps:
             self.maps = [code.own("int64", 8) for _ in range(4)]
         size, limit, offset, sign = self.maps
-        new = [self._extent(axis, n, bound, number) for axis, n in zip(flow.axes, bound.out.shape, strict=True)]
+        new = [self._extent(axis, n, bound, number, name) for axis, n in zip(flow.axes, bound.out.shape, strict=True)]
         for k, axis in enumerate(flow.axes):
             add(f"{size}[{k}] = {axis.n}; {limit}[{k}] = {new[k]}; {offset}[{k}] = 0; {sign}[{k}] = 1")
         arrays = f"{size}, {limit}, {offset}, {sign}"
@@ -412,7 +439,7 @@ class _Fuser:
             )
             axis.n = n
 
-    def _extent(self, axis: Axis, n: int | None, bound: Bound, number: int) -> int | str:
+    def _extent(self, axis: Axis, n: int | None, bound: Bound, number: int, name: str) -> int | str:
         """Give the new length of an axis: a number, the length that the batch gives it, or one computed from the old."""
         code = self.code
         if n is not None:
@@ -421,9 +448,10 @@ class _Fuser:
                     code.refuse(number)
             return n
         if bound.closes:
-            name = self.steps[number].fields[0]
-            if name in self.at:
-                return f"extents{self.at[name]}[place + done + j]"
+            for known in (name, *self.steps[number].outputs):  # a mask may be kept where its field is not
+                output = self.outputs[self.at[known]] if known in self.at else None
+                if output is not None and output.form == "longest" and output.lengths == name:
+                    return f"extents{self.at[known]}[place + done + j]"
             return axis.n
         if bound.length is not None:
             made = code.fresh("n")
@@ -508,6 +536,11 @@ class _Fuser:
             steps=self.steps,
             notes=(),
         )
+
+
+def _most(flow: Flow) -> int:
+    """Give how many different constants a value outside may pass; a row that varies cannot be set down in between."""
+    return 4096 if any(isinstance(n, str) for n in flow.lengths) else 16
 
 
 def len_of(sources: dict[str, Samples]) -> int:

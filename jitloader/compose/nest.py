@@ -28,11 +28,14 @@ UNROLL = 4  # axes of at most this many elements (channels) are unrolled
 
 class Axis:
     """One output axis of a segment: its length (a number, or a name for one that varies), its step in the source, and
-    its map: the suffix of four variables o, t, lo, hi, or None for the identity."""
+    its map: the suffix of four variables o, t, lo, hi, or None for the identity. With `edge` what lies outside lo .. hi
+    is the nearest element inside."""
 
     def __init__(self, n: int | str, stride: int) -> None:
         self.n, self.stride = n, stride
         self.map: str | None = None
+        self.edge = False
+        self.ring: tuple[int, int] | None = None  # of an edge axis whose items before the first lie so many items further
 
 
 class Value(NamedTuple):
@@ -128,6 +131,9 @@ class _Nest:
         if found is not None:
             self.table, arrays, self.checked = code.argument(found[0]), [[found[1]]], False
         flat = [e for es in arrays for e in es]
+        if axes[-1].edge:  # never the innermost loop, which runs over slices
+            axes = [*axes, Axis(1, 1)]
+            flat, fill = [e[..., None] for e in flat], None if fill is None else fill[..., None]
         self.axes, packed = _merge(axes, [*flat, *([] if fill is None else [fill])])
         rest = iter(packed)
         self.arrays = [[next(rest) for _ in es] for es in arrays]
@@ -149,7 +155,7 @@ class _Nest:
         varies = any(e.shape[-1] > 1 for e in packed)
         if last.map is None and last.stride == 1 and isinstance(last.n, int) and before.stride == last.n:
             small = isinstance(before.n, int) and before.n * last.n <= TILE
-            if (before.map is not None and not varies) or small:
+            if not before.edge and ((before.map is not None and not varies) or small):
                 self.pixel, self.inner = last.n, len(self.axes) - 2
 
     def _spread(self, e: np.ndarray) -> np.ndarray:
@@ -197,6 +203,13 @@ class _Nest:
                 code.add(f"b{i} = {source} + {i} * {axis.stride}")
                 self.loop(rest[1:], inside, f"b{i}", place)
                 return
+            if axis.edge:
+                code.add(f"b{i} = {source} + max(lo{m}, min(hi{m} - 1, {i})) * {axis.stride}")
+                if axis.ring is not None:
+                    with code.block(f"if b{i} < {axis.ring[0]}:"):
+                        code.add(f"b{i} += {axis.ring[1]}")
+                self.loop(rest[1:], inside, f"b{i}", place)
+                return
             with code.block(f"if lo{m} <= {i} < hi{m}:"):
                 code.add(f"b{i} = {source} + (o{m} + t{m} * {i}) * {axis.stride}")
                 self.loop(rest[1:], inside, f"b{i}", place)
@@ -221,7 +234,8 @@ class _Nest:
         assert self.fill is not None
         for c in self.channels:
             shift = c * self.strides[self.lead] if self.lead is not None else 0
-            value = stored(self.element(self.fill, at, c, "x"), self.dtype)
+            # Where nothing computes, the target holds the bits that carry the source.
+            value = stored(self.element(self.fill, at, c, "x"), self.dtype if self.values else self.flow.dtype)
             self.code.add(f"{self.target}[u64({target} + {shift} + x * {self.lane})] = {value}")
 
     def run(self, at: dict[int, str], source: str, target: str) -> None:
@@ -371,10 +385,7 @@ def _table(
         or combinations(every) > 16
     ):
         return None
-    if dtype.kind == "b":
-        inputs = np.array([False, True])
-    else:
-        inputs = np.arange(-128, 128).astype(dtype) if dtype.kind == "i" else np.arange(256).astype(dtype)
+    inputs = np.array([False, True]) if dtype.kind == "b" else np.arange(-128, 128).astype(dtype) if dtype.kind == "i" else np.arange(256).astype(dtype)
     result = _evaluate(values, arrays, inputs, dtype)
     if result is None:
         return None
@@ -491,7 +502,7 @@ def _unrolled(axes: list[Axis]) -> int | None:
         if axis.map is not None or isinstance(axis.n, str) or not 2 <= axis.n <= UNROLL or not rest:
             continue
         run = rest[-1]
-        if isinstance(run.n, str) or run.n <= axis.n:
+        if isinstance(run.n, str) or run.n <= axis.n or run.edge:
             continue
         last = k == len(axes) - 1
         if (not last and axis.stride == 1 and run.stride >= axis.n) or (last and axis.stride > 1 and run.stride == 1):

@@ -22,6 +22,7 @@ from .resize import resize as resize
 from .rows import pad_rows as pad_rows
 from .rows import pad_to_longest as pad_to_longest
 from .rows import random_cut as random_cut
+from .rows import standardize_by as standardize_by
 from .rows import truncate as truncate
 from .sample import one_hot as one_hot
 from .sample import standardize_sample as standardize_sample

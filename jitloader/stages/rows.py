@@ -8,7 +8,7 @@ import numpy as np
 
 from .. import rng
 from ..spec import Spec
-from .stage import Bound, Misfit, Stage
+from .stage import Bound, Misfit, Stage, floating, numeric
 
 
 def _ragged(spec: Spec, name: str) -> None:
@@ -55,6 +55,14 @@ def _cut_start(key, size, limit, offset, sign, length):  # type: ignore[no-untyp
     return
 
 
+def _behind(key, size, limit, offset, sign):  # type: ignore[no-untyped-def]
+    offset[0] = size[0] - limit[0]
+
+
+def _behind_to(key, size, limit, offset, sign, length):  # type: ignore[no-untyped-def]
+    offset[0] = size[0] - limit[0]
+
+
 def _cut_random(key, size, limit, offset, sign, length):  # type: ignore[no-untyped-def]
     offset[0] = rng.randint(key, 0, size[0] - limit[0] + 1)
 
@@ -86,10 +94,12 @@ def _beside(mask: str | None, lengths: str | None, n: int | None) -> tuple[tuple
     return tuple(found)
 
 
-def pad_rows(length: int, value: float = 0, *, mask: str | None = None, lengths: str | None = None) -> Stage:
+def pad_rows(
+    length: int, value: float = 0, *, mask: str | None = None, lengths: str | None = None, front: bool = False
+) -> Stage:
     """Map a ragged row to one of `length` elements, `value` behind its own: (n, ...) to (length, ...).
 
-    `mask` names a bool field (length,) made beside it, True where an element is data; `lengths` an int64 field. A row
+    With `front` the row stands at the end, `value` before it. `mask` names a bool field (length,) made beside it, True where an element is data; `lengths` an int64 field. A row
     longer than `length` is a PipelineError naming it: put `truncate` or `random_cut` before.
 
     >>> import numpy as np, jitloader as jl
@@ -103,15 +113,18 @@ def pad_rows(length: int, value: float = 0, *, mask: str | None = None, lengths:
         _ragged(spec, f"pad({n})")
         made = Spec(spec.dtype, (n, *spec.shape[1:]))
         beside = tuple((k, b) for k, b in _beside(mask, lengths, n))
-        return Bound("index", made, _cut_start, (n,), touches=(0,), fill=value, valid=_fits, beside=beside)
+        kernel = _behind_to if front else _cut_start
+        return Bound("index", made, kernel, (n,), touches=(0,), fill=value, valid=_fits, beside=beside)
 
     return Stage(f"pad({n})", bind)
 
 
-def pad_to_longest(multiple: int = 1, value: float = 0, *, mask: str | None = None, lengths: str | None = None) -> Stage:
+def pad_to_longest(
+    multiple: int = 1, value: float = 0, *, mask: str | None = None, lengths: str | None = None, front: bool = False
+) -> Stage:
     """Map ragged rows to the length of the longest in their batch: (n, ...) to (longest, ...), `value` behind their own.
 
-    The length is rounded up to a `multiple`. `mask` names a bool field (longest,) made beside it, True where an element
+    The length is rounded up to a `multiple`. With `front` rows stand at the end, `value` before them. `mask` names a bool field (longest,) made beside it, True where an element
     is data; `lengths` an int64 field. In `data[i]` a row is the longest of its batch.
 
     >>> import numpy as np, jitloader as jl
@@ -126,7 +139,125 @@ def pad_to_longest(multiple: int = 1, value: float = 0, *, mask: str | None = No
         beside = _beside(mask, lengths, None)
         told = tuple((k, b._replace(closes="longest", multiple=times) if b.kind == "mask" else b) for k, b in beside)
         return Bound(
-            "index", spec, _from_start, touches=(0,), fill=value, closes="longest", multiple=times, beside=told
+            "index",
+            spec,
+            _behind if front else _from_start,
+            touches=(0,),
+            fill=value,
+            closes="longest",
+            multiple=times,
+            beside=told,
         )
 
     return Stage("pad_to_longest" if times == 1 else f"pad_to_longest({times})", bind)
+
+
+def _moments(src, mask, use, mean, scale, eps):  # type: ignore[no-untyped-def]
+    """Write mean and 1 / (std + eps) of each channel over the rows of src, those of the mask alone where `use` is not 0."""
+    rows, width, s, m = src.shape[0], mean.size, src.reshape(src.size), mask.reshape(mask.size)
+    known, start = 0, 0
+    for t in range(rows - 1, -1, -1):
+        if use == 0 or m[t]:
+            known, start = known + 1, t
+    for c in range(width):
+        mean[c] = 0.0
+        scale[c] = 0.0
+    for t in range(rows):
+        if use == 0 or m[t]:
+            for c in range(width):  # from the first row on: a constant channel has exactly its value as mean
+                mean[c] += np.float64(s[t * width + c]) - np.float64(s[start * width + c])
+    for c in range(width):
+        mean[c] = (np.float64(s[start * width + c]) if known > 0 else 0.0) + mean[c] / max(known, 1)
+    for t in range(rows):
+        if use == 0 or m[t]:
+            for c in range(width):
+                away = np.float64(s[t * width + c]) - mean[c]
+                scale[c] += away * away
+    for c in range(width):
+        spread = np.sqrt(scale[c] / max(known, 1)) + eps
+        scale[c] = 1.0 / spread if spread > 0.0 else (1.0 if spread == 0.0 else spread)
+
+
+def _standardize(src, dst, mean, scale):  # type: ignore[no-untyped-def]
+    width, s, d = mean.size, src.reshape(src.size), dst.reshape(dst.size)
+    for t in range(d.size // width):
+        for c in range(width):
+            d[t * width + c] = (np.float64(s[t * width + c]) - mean[c]) * scale[c]
+
+
+def _one(a, x, key, mean, scale, eps):  # type: ignore[no-untyped-def]
+    _moments(a, a, 0, mean, scale, eps)
+    _standardize(a, x, mean, scale)
+
+
+def _two(a, b, x, y, key, mean, scale, eps):  # type: ignore[no-untyped-def]
+    _moments(a, a, 0, mean, scale, eps)
+    _standardize(a, x, mean, scale)
+    _standardize(b, y, mean, scale)
+
+
+def _three(a, b, c, x, y, z, key, mean, scale, eps):  # type: ignore[no-untyped-def]
+    _moments(a, a, 0, mean, scale, eps)
+    _standardize(a, x, mean, scale)
+    _standardize(b, y, mean, scale)
+    _standardize(c, z, mean, scale)
+
+
+def _one_known(a, m, x, key, mean, scale, eps):  # type: ignore[no-untyped-def]
+    _moments(a, m, 1, mean, scale, eps)
+    _standardize(a, x, mean, scale)
+
+
+def _two_known(a, b, m, x, y, key, mean, scale, eps):  # type: ignore[no-untyped-def]
+    _moments(a, m, 1, mean, scale, eps)
+    _standardize(a, x, mean, scale)
+    _standardize(b, y, mean, scale)
+
+
+def _three_known(a, b, c, m, x, y, z, key, mean, scale, eps):  # type: ignore[no-untyped-def]
+    _moments(a, m, 1, mean, scale, eps)
+    _standardize(a, x, mean, scale)
+    _standardize(b, y, mean, scale)
+    _standardize(c, z, mean, scale)
+
+
+def standardize_by(*, masked: bool = False, eps: float = 0.0) -> Stage:
+    """Map fields to (x - mean) / (std + eps), mean and std being those of the *first* of them, over its first axis:
+    (T, ...), (S, ...), ... of any numbers to the same shapes of float32 (float64 stays float64).
+
+    One to three fields of which all axes but the first agree: `data.map(("past", "next"), jl.standardize_by())` is what
+    a forecast may know. Each channel has its own statistics, kept in float64; a constant one is divided by 1, and a NaN
+    makes its channel NaN (std is that of the population). With `masked` the last field is a bool mask (T,) of the first: rows where it is False do not
+    count. Raises PipelineError where shapes do not agree.
+
+    >>> import numpy as np, jitloader as jl
+    >>> data = jl.Dataset(jl.windows(np.array([1.0, 3.0, 4.0]), past=slice(0, 2), next=slice(2, 3)))
+    >>> data.map(("past", "next"), jl.standardize_by())[0]
+    Batch(past=array([-1.,  1.]), next=array([2.]))
+    """
+    if isinstance(eps, bool) or not 0 <= eps < np.inf:
+        raise ValueError(f"standardize_by: eps must be a number of at least 0, got {eps!r}")
+    kernels = (_one_known, _two_known, _three_known) if masked else (_one, _two, _three)
+
+    def join(specs: tuple[Spec, ...]) -> tuple[Bound, ...]:
+        fields = specs[:-1] if masked else specs
+        if not 1 <= len(fields) <= 3:
+            raise Misfit(f"standardize_by takes one to three fields{' and a mask' if masked else ''}")
+        first = fields[0]
+        for spec in fields:
+            numeric(spec, "standardize_by")
+            if not spec.shape or spec.ragged or spec.shape[1:] != first.shape[1:]:
+                raise Misfit("standardize_by takes fields (T, ...) of one shape each, alike but for the first axis")
+        if masked and specs[-1] != Spec(np.dtype(bool), first.shape[:1]):
+            raise Misfit(f"standardize_by takes a bool mask {first.shape[:1]} as its last field")
+        width = Spec(first.dtype, first.shape[1:]).size
+        scratch = (("float64", width), ("float64", width))
+        return tuple(
+            Bound("sample", Spec(floating(s.dtype), s.shape), kernels[len(fields) - 1], (float(eps),), scratch=scratch)
+            for s in fields
+        )
+
+    def bind(spec: Spec) -> Bound:
+        return join((spec,))[0]
+
+    return Stage("standardize_by", bind, join=join)
