@@ -321,7 +321,7 @@ class _Fuser:
         shape = flow.lengths
         if any(isinstance(n, str) for n in shape):
             raise PipelineError(
-                f"a ragged field ({spec}) has two stages in a row that do not fuse: cut and pad its rows first, then the others"
+                f"a ragged field ({spec}) has two stages in a row that do not fuse: cut and pad first, then the others"
             )
         size = 1
         for n in shape:
@@ -410,9 +410,9 @@ class _Fuser:
             return n
         if bound.closes:
             for known in (name, *self.steps[number].outputs):  # a mask may be kept where its field is not
-                if known in self.at and self.outputs[self.at[known]].form == "longest":
-                    if self.outputs[self.at[known]].lengths == name:
-                        return f"extents{self.at[known]}[place + done + j]"
+                output = self.outputs[self.at[known]] if known in self.at else None
+                if output is not None and output.form == "longest" and output.lengths == name:
+                    return f"extents{self.at[known]}[place + done + j]"
             return axis.n
         if bound.length is not None:
             made = code.fresh("n")

@@ -34,7 +34,7 @@ class Axis:
         self.n, self.stride = n, stride
         self.map: str | None = None
         self.edge = False
-        self.ring: tuple[int, int] | None = None  # of an edge axis whose items before the first lie so many items further
+        self.ring: tuple[int, int] | None = None  # of an edge axis: items before the first lie so many items further
 
 
 class Value(NamedTuple):
