@@ -297,8 +297,8 @@ class Dataset:
         """Part the rows at random into data sets of these shares, each row in one of them; shares sum to at most 1.
 
         The parting depends on the seed and the number of rows alone. Rows keep the order of the file inside a part.
-        With `groups`, a mark a row or the name of a field of such marks, rows of one mark stay together: groups are laid
-        end to end in random order, and each goes where its middle falls. The parting then depends on the marks too.
+        With `groups`, a mark a row or the name of a field of such marks, rows of one mark stay together: groups are
+        laid end to end in random order, and each goes where its middle falls. The parting then depends on marks too.
 
         >>> import numpy as np, jitloader as jl
         >>> [len(part) for part in jl.Dataset(x=np.arange(10)).split(0.8, 0.2)]
@@ -318,7 +318,9 @@ class Dataset:
         starts = [0, *ends[:-1]]
         return tuple(self.select(np.sort(order[a:b])) for a, b in zip(starts, ends, strict=True))
 
-    def _split_groups(self, fractions: tuple[float, ...], source: np.random.Generator, groups: Any) -> tuple[Dataset, ...]:
+    def _split_groups(
+        self, fractions: tuple[float, ...], source: np.random.Generator, groups: Any
+    ) -> tuple[Dataset, ...]:
         marks = self.keep(groups)[:][0] if isinstance(groups, str) else np.asarray(groups)
         if not isinstance(marks, np.ndarray) or marks.shape != (len(self),):
             shape = marks.shape if isinstance(marks, np.ndarray) else "rows that vary"

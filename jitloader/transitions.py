@@ -3,6 +3,9 @@
 Nothing is stored twice: the next observation is read from the observations, at the row where the return ends.
 """
 
+# mypy: allow-untyped-calls
+# (kernels are typed by their callers: Python integers here, 64-bit words when compiled)
+
 from __future__ import annotations
 
 from collections.abc import Mapping

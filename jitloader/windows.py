@@ -1,5 +1,8 @@
 """Windows over a series: sample i is a run of rows, and relative slices of it are fields."""
 
+# mypy: allow-untyped-calls
+# (kernels are typed by their callers: Python integers here, 64-bit words when compiled)
+
 from __future__ import annotations
 
 from collections.abc import Mapping
@@ -58,7 +61,7 @@ def _tell_in_group(window: int, before: np.ndarray, starts: np.ndarray, *rest: A
 
 
 class _Plan(NamedTuple):
-    """Where windows of a span begin: the rows of their samples, the kernel and its parameters, and what they leave out."""
+    """Where windows of a span begin: the rows of their samples, the kernel, its parameters, and what is left out."""
 
     rows: Rows
     locate: Any
@@ -80,7 +83,7 @@ def windows(
     group_field: str | None = None,
     **slices: Any,
 ) -> dict[str, Samples]:
-    """Map a series to its windows: field `name=slice(a, b)` of window i is rows t(i) + a .. t(i) + b - 1, (b - a, *shape).
+    """Map a series to its windows: field `name=slice(a, b)` of window i is rows t + a .. t + b - 1, (b - a, *shape).
 
     Parameters
     ----------
@@ -157,7 +160,8 @@ def sequences(
     pad_value: float = 0,
     mask: str = "mask",
 ) -> dict[str, Samples]:
-    """Map episodes to subsequences for recurrent policies: sample i is `length` rows in a row of one group, (length, *shape).
+    """Map episodes to subsequences, as recurrent policies take them: sample i is `length` rows of one group,
+    (length, *shape).
 
     `arrays` are arrays of one length by name, each a field of that name (a single array: `sequence`). Subsequences
     follow each other, or begin `stride` rows apart. With `pad` the last of a group is filled up with `pad_value`, and
@@ -316,7 +320,8 @@ def _plan(
 def _covered(long: np.ndarray, counts: np.ndarray, span: int, stride: int, pads: tuple[int, int]) -> int:
     """Give how many rows are in some window."""
     end = (counts - 1) * stride + span - pads[0]
-    rows = np.minimum(end, long) if stride <= span else counts * span - pads[0] - np.maximum(end - long, 0)
+    apart = counts * span - pads[0] - np.maximum(end - long, 0)
+    rows = np.minimum(end, long) if stride <= span else apart
     return int(np.where(counts > 0, rows, 0).sum())
 
 
@@ -337,9 +342,7 @@ def _cut(
     offset, width = (elements.start - first) * step, step * elements.step
     stride = base.parts[0].stride
     if any(part.stride != stride for part in base.parts):
-        raise ValueError(
-            "windows: the arrays of a list lie in memory in different ways: give np.ascontiguousarray of each"
-        )
+        raise ValueError("windows: arrays of a list lie in memory in different ways: give np.ascontiguousarray of each")
     padded = any(pads)
     return base._replace(
         name=plan.name,

@@ -35,7 +35,10 @@ def windows(array, slices, *, stride=1, step=1, groups=None, pad_start=0, pad_en
                 blank = np.full(array.shape[1:], 0 if pad_value is None else pad_value, array.dtype)
                 near = [min(max(r, first), end - 1) for r in rows]
                 fields[name] = np.array(
-                    [array[k] if there or pad_value is None else blank for k, there in zip(near, masks[name], strict=True)]
+                    [
+                        array[k] if there or pad_value is None else blank
+                        for k, there in zip(near, masks[name], strict=True)
+                    ]
                 )
             found.append((fields, masks, number, range(max(start, first), min(start + span, end))))
             start += stride

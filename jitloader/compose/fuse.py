@@ -353,7 +353,7 @@ class _Fuser:
         shape = flow.lengths
         if any(isinstance(n, str) for n in shape):
             raise PipelineError(
-                f"a ragged field ({spec}) has two stages in a row that do not fuse: cut and pad its rows first, then the others"
+                f"a ragged field ({spec}) has two stages in a row that do not fuse: cut and pad first, then the others"
             )
         size = 1
         for n in shape:
@@ -451,7 +451,9 @@ class _Fuser:
             for known in (name, *self.steps[number].outputs):  # a mask may be kept where its field is not
                 output = self.outputs[self.at[known]] if known in self.at else None
                 if output is not None and output.form == "longest" and output.lengths == name:
-                    return f"extents{self.at[known]}[place + done + j]"
+                    made = code.fresh("n")
+                    code.add(f"{made} = extents{self.at[known]}[place + done + j]")
+                    return made
             return axis.n
         if bound.length is not None:
             made = code.fresh("n")

@@ -35,7 +35,7 @@ class Axis:
         self.n, self.stride = n, stride
         self.map: str | None = None
         self.edge = False
-        self.ring: tuple[int, int] | None = None  # of an edge axis whose items before the first lie so many items further
+        self.ring: tuple[int, int] | None = None  # of an edge axis: items before the first lie so many items further
 
 
 class Value(NamedTuple):
@@ -281,7 +281,7 @@ class _Nest:
         """Write where a run along a mapped axis starts and how long it is.
 
         The whole row is taken where that stays inside the source array, what lies beyond the valid range being written
-        over: a loop of always the same length has no odd elements left over at its end.
+        over (so not where most lies beyond): a loop of always the same length has no odd elements left over at its end.
         """
         code, axis, pixel, lane = self.code, self.axes[self.inner], self.pixel, self.lane
         code.add(f"x0 = lo{m}; x1 = hi{m}")
@@ -289,7 +289,7 @@ class _Nest:
             code.add(f"a = {source} + (o{m} if t{m} > 0 else o{m} - {length} + 1) * {axis.stride}")
             reach = 0 if self.lead is None else (int(self.axes[self.lead].n) - 1) * self.axes[self.lead].stride
             last = f"({length} - 1) * {axis.stride} + {reach + pixel}"
-            with code.block(f"if x1 > x0 and a >= 0 and a + {last} <= {self.flow.var}.size:"):
+            with code.block(f"if 2 * (x1 - x0) > {length} and a >= 0 and a + {last} <= {self.flow.var}.size:"):
                 code.add(f"x0 = 0; x1 = {length}")
         code.add(f"m{k} = (x1 - x0) * {pixel}")
         code.add(f"s{k} = {source} + (o{m} + x0 if t{m} > 0 else o{m} - x1 + 1) * {axis.stride}")

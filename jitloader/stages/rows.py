@@ -1,5 +1,8 @@
 """Stages over rows of different lengths: cut them, and close them to one length so that they make a batch."""
 
+# mypy: allow-untyped-calls
+# (kernels are typed by their callers: Python numbers here, 64-bit words when compiled)
+
 from __future__ import annotations
 
 from typing import Any
@@ -68,7 +71,7 @@ def _cut_random(key, size, limit, offset, sign, length):  # type: ignore[no-unty
 
 
 def random_cut(length: int) -> Stage:
-    """Map a ragged row to `length` neighbouring elements at a random place: (n, ...) to (min(n, length), ...), still ragged.
+    """Map a ragged row to `length` neighbours at a random place: (n, ...) to (min(n, length), ...), still ragged.
 
     >>> import numpy as np, jitloader as jl
     >>> data = jl.Dataset(t=jl.ragged(np.arange(9), [0, 9])).map("t", jl.random_cut(3))
@@ -99,8 +102,9 @@ def pad_rows(
 ) -> Stage:
     """Map a ragged row to one of `length` elements, `value` behind its own: (n, ...) to (length, ...).
 
-    With `front` the row stands at the end, `value` before it. `mask` names a bool field (length,) made beside it, True where an element is data; `lengths` an int64 field. A row
-    longer than `length` is a PipelineError naming it: put `truncate` or `random_cut` before.
+    With `front` the row stands at the end, `value` before it. `mask` names a bool field (length,) made beside it, True
+    where an element is data; `lengths` an int64 field. A row longer than `length` is a PipelineError naming it: put
+    `truncate` or `random_cut` before.
 
     >>> import numpy as np, jitloader as jl
     >>> data = jl.Dataset(t=jl.ragged(np.arange(1, 4), [0, 2, 3])).map("t", jl.pad_rows(3, mask="mask"))
@@ -122,10 +126,11 @@ def pad_rows(
 def pad_to_longest(
     multiple: int = 1, value: float = 0, *, mask: str | None = None, lengths: str | None = None, front: bool = False
 ) -> Stage:
-    """Map ragged rows to the length of the longest in their batch: (n, ...) to (longest, ...), `value` behind their own.
+    """Map ragged rows to the length of the longest in their batch: (n, ...) to (longest, ...), `value` behind them.
 
-    The length is rounded up to a `multiple`. With `front` rows stand at the end, `value` before them. `mask` names a bool field (longest,) made beside it, True where an element
-    is data; `lengths` an int64 field. In `data[i]` a row is the longest of its batch.
+    The length is rounded up to a `multiple`. With `front` rows stand at the end, `value` before them. `mask` names a
+    bool field (longest,) made beside it, True where an element is data; `lengths` an int64 field. Of several fields
+    each has its own width, and mask and lengths are the first one's. In `data[i]` a row is the longest of its batch.
 
     >>> import numpy as np, jitloader as jl
     >>> data = jl.Dataset(t=jl.ragged(np.arange(1, 4), [0, 2, 3])).map("t", jl.pad_to_longest(mask="mask"))
@@ -153,7 +158,7 @@ def pad_to_longest(
 
 
 def _moments(src, mask, use, mean, scale, eps):  # type: ignore[no-untyped-def]
-    """Write mean and 1 / (std + eps) of each channel over the rows of src, those of the mask alone where `use` is not 0."""
+    """Write mean and 1 / (std + eps) of each channel over the rows of src, or over those of the mask (`use` not 0)."""
     rows, width, s, m = src.shape[0], mean.size, src.reshape(src.size), mask.reshape(mask.size)
     known, start = 0, 0
     for t in range(rows - 1, -1, -1):
@@ -226,9 +231,9 @@ def standardize_by(*, masked: bool = False, eps: float = 0.0) -> Stage:
     (T, ...), (S, ...), ... of any numbers to the same shapes of float32 (float64 stays float64).
 
     One to three fields of which all axes but the first agree: `data.map(("past", "next"), jl.standardize_by())` is what
-    a forecast may know. Each channel has its own statistics, kept in float64; a constant one is divided by 1, and a NaN
-    makes its channel NaN (std is that of the population). With `masked` the last field is a bool mask (T,) of the first: rows where it is False do not
-    count. Raises PipelineError where shapes do not agree.
+    a forecast may know. Each channel has its own statistics, kept in float64 (std is that of the population); a
+    constant one is divided by 1, and a NaN makes its channel NaN. With `masked` the last field is a bool mask (T,) of
+    the first: rows where it is False do not count. Raises PipelineError where shapes do not agree.
 
     >>> import numpy as np, jitloader as jl
     >>> data = jl.Dataset(jl.windows(np.array([1.0, 3.0, 4.0]), past=slice(0, 2), next=slice(2, 3)))
