@@ -221,7 +221,7 @@ RUNS = [
     (
         lambda: list(jl.Loader(DATA, 2, order=[0, 99])),
         IndexError,
-        "row 99 is out of range: the data has 10 rows",
+        "order names row 99 at position 1, but there are 10 rows",
     ),
 ]
 
