@@ -37,7 +37,7 @@ class Dataset:
     float32 (3, 8, 8)
     """
 
-    __slots__ = ("_batch", "_fields", "_python", "_sources", "_steps")
+    __slots__ = ("_batch", "_fields", "_python", "_sources", "_steps", "_watches")
 
     def __init__(self, fields: Mapping[str, Any] | None = None, /, **named: Any) -> None:
         given = {**(fields or {}), **named}
@@ -53,11 +53,15 @@ class Dataset:
         if len(set(counts.values())) > 1:
             raise ValueError("fields differ in length: " + ", ".join(f"{k!r} has {n} rows" for k, n in counts.items()))
         self._set(sources, (), tuple(sources))
+        arrays = {id(part.array): part.array for samples in sources.values() for part in samples.parts}
+        watches = (storage.watch(array) for array in arrays.values())
+        self._watches = tuple(watch for watch in watches if watch is not None)
 
     def _set(self, sources: dict[str, Samples], steps: tuple[Step, ...], fields: tuple[str, ...]) -> None:
         self._sources, self._steps, self._fields = sources, steps, fields
         self._batch = batch_type(fields)
         self._python: tuple[python.Applied, ...] = ()
+        self._watches: tuple[storage.Watch, ...] = ()
 
     def _with(
         self,
@@ -67,8 +71,14 @@ class Dataset:
     ) -> Dataset:
         new = object.__new__(Dataset)
         new._set(sources or self._sources, self._steps if steps is None else steps, fields or self._fields)
-        new._python = self._python
+        new._python, new._watches = self._python, self._watches
         return new
+
+    def verify(self) -> None:
+        """Check that the mapped files are still what was opened: a file cut or written over under its map is a DataError
+        naming path and bytes (reading it would end the process), one that was replaced a warning."""
+        for watch in self._watches:
+            watch.verify()
 
     # -- looking ------------------------------------------------------------------------------------------------------
 
@@ -347,6 +357,7 @@ class Dataset:
         moved = tuple(step._replace(salt=step.salt + shift) for step in other._steps)
         new = object.__new__(Dataset)
         new._set({**self._sources, **other._sources}, self._steps + moved, self._fields + other._fields)
+        new._watches = self._watches + other._watches
         return new
 
     def concat(self, other: Dataset) -> Dataset:
@@ -357,7 +368,9 @@ class Dataset:
             raise ValueError(f"concat: fields differ: {', '.join(self._fields)} and {', '.join(other._fields)}")
         if [(s.stage.name, s.outputs) for s in self._steps] != [(s.stage.name, s.outputs) for s in other._steps]:
             raise ValueError("concat: the stages of the two differ: concat first, then map")
-        return self._with({n: join(self._sources[n], other._sources[n], n) for n in self._sources})
+        new = self._with({n: join(self._sources[n], other._sources[n], n) for n in self._sources})
+        new._watches = self._watches + other._watches
+        return new
 
     # -- reading ------------------------------------------------------------------------------------------------------
 
@@ -400,7 +413,8 @@ class Dataset:
 
     def gather(self, rows: np.ndarray, *, seed: int = 0, epoch: int = 0) -> Any:
         """Give the samples at these row numbers as a batch: fresh arrays of shape (len(rows), *shape)."""
-        program = self.program(table_rows, (rows,))
+        self.verify()
+        program = self.program(table_rows, (np.ascontiguousarray(rows, np.int64),))
         worker = compose.Worker(program, epoch_key(seed, epoch))
         arrays, failed = compose.collect(program, worker, 0, 1, len(rows))
         if failed is not None:
@@ -519,7 +533,9 @@ class Dataset:
     def _emptied(self) -> Dataset:
         """Give the data set without its arrays, for a loader that was closed."""
         gone = {n: s._replace(parts=(), rows=s.rows._replace(table=None)) for n, s in self._sources.items()}
-        return self._with(gone)
+        new = self._with(gone)
+        new._watches = ()
+        return new
 
     @property
     def sources(self) -> dict[str, Samples]:

@@ -352,6 +352,7 @@ class Loader:
             raise ValueError("this loader is closed")
 
     def _plan(self, epoch: int, start: int) -> _Plan:
+        self._data.verify()
         positions = self._order.plan(len(self._data), self.seed, epoch)
         if self._program is None or positions.length != self._positions:
             self._positions = positions.length

@@ -81,9 +81,9 @@ def resize(x, size, mode="bilinear", antialias=True, axes=None):
     axes = axes or spatial(x.shape)
     image = moved(x, x.ndim, axes)
     if mode == "nearest":
-        rows, columns = (np.floor((np.arange(m) + 0.5) * n / m).astype(int) for n, m in zip(image.shape, size))
+        rows, columns = (np.floor((np.arange(m) + 0.5) * n / m).astype(int) for n, m in zip(image.shape, size, strict=False))
         return back(image[rows][:, columns], x.shape, axes)
-    down, across = (triangles(n, m, antialias) for n, m in zip(image.shape, size))
+    down, across = (triangles(n, m, antialias) for n, m in zip(image.shape, size, strict=False))
     return back(np.einsum("ij,jkc,lk->ilc", down, image.astype(np.float64), across), x.shape, axes)
 
 

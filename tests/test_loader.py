@@ -474,3 +474,55 @@ except jl.PipelineError as error:
     lines = done.stdout.splitlines()
     assert lines[0] == "True" and "fill_wide" in lines[1], done.stdout + done.stderr
     assert "row 400" in lines[2], lines
+
+
+def test_a_file_cut_under_its_map_is_an_error(tmp_path):
+    """Truncation is noticed before the rows are read, which would end the process; a replaced file is a warning."""
+    path = tmp_path / "x.npy"
+    np.save(path, np.arange(100_000.0))
+    loader = jl.Loader(jl.Dataset(x=path), 10)
+    next(iter(loader))
+    os.truncate(path, 1000)
+    with pytest.raises(jl.DataError, match="800128 bytes expected, 1000 found"):
+        next(iter(loader))
+
+    np.save(path, np.arange(100))
+    loader = jl.Loader(jl.Dataset(x=path), 10)
+    np.save(tmp_path / "y.npy", np.zeros(100))
+    os.replace(tmp_path / "y.npy", path)
+    with pytest.warns(UserWarning, match="now another file"):
+        assert sum(b.x.sum() for b in loader) == 4950
+
+
+@pytest.mark.parametrize("place", [4, 10**7, -5])
+def test_a_user_stage_that_leaves_its_array_is_an_error_of_its_row(place):
+    """Compiled code of users is bounds-checked: never another row's memory, never the end of the process."""
+
+    @jl.stage
+    def stray(src, dst, key):
+        for i in range(4):
+            dst[i] = src[i]
+        if src[0] == 3.0:
+            dst[place] = 1.0
+
+    x = np.repeat(np.arange(10.0), 4).reshape(10, 4)
+    data = jl.Dataset(x=x).map("x", stray)
+    assert (data[:3].x == x[:3]).all()
+    with pytest.raises(jl.PipelineError, match="stage 0 'stray' on field 'x', row 3, epoch 0: IndexError"):
+        list(jl.Loader(data, 2))
+
+
+def test_python_inside_a_kernel_is_refused():
+    """print would wait for ever for the GIL, and np.random could not be repeated."""
+
+    def talks(v):
+        print(v)
+        return v
+
+    def rolls(v):
+        return v + np.random.random()
+
+    data = jl.Dataset(x=np.zeros(10))
+    for function, text in ((talks, "talks: a kernel runs without Python"), (rolls, "rolls: np.random in a kernel")):
+        with pytest.raises(jl.PipelineError, match=text):
+            data.map("x", function)[:]

@@ -173,7 +173,7 @@ LINKS = [
     (
         lambda: jl.Dataset(t=np.array(["2020-01-01"], "M8[D]")).map("t", jl.clip(0, 1)),
         jl.PipelineError,
-        "stage 0 'clip(0, 1)' on field 't': clip takes numbers; got datetime64[D] () [{here}]",
+        "stage 0 'clip(0, 1)' on field 't': clip takes numbers of at most 64 bits; got datetime64[D] () [{here}]",
     ),
     (
         lambda: DATA.map("x", attribute),

@@ -310,7 +310,7 @@ def test_compiled_more(stage, shape, dtype):
     assert not same(batch, x.astype(batch.dtype))
 
 
-@pytest.mark.parametrize("module", "choice image index noise resize rows sample series stage value".split())
+@pytest.mark.parametrize("module", ["choice", "image", "index", "noise", "resize", "rows", "sample", "series", "stage", "value"])
 def test_examples(module):
     """The examples in the docstrings run."""
     found = doctest.testmod(importlib.import_module(f"jitloader.stages.{module}"))

@@ -91,8 +91,8 @@ def floating(dtype: np.dtype) -> np.dtype:
 
 def numeric(spec: Spec, name: str) -> None:
     """Refuse a spec that is not of numbers."""
-    if spec.dtype.kind not in "biuf":
-        raise Misfit(f"{name} takes numbers")
+    if spec.dtype.kind not in "biuf" or spec.dtype.itemsize > 8:
+        raise Misfit(f"{name} takes numbers of at most 64 bits")
 
 
 def writable(dtype: np.dtype, name: str) -> np.dtype:
