@@ -61,7 +61,7 @@ class Dataset:
         self._sources, self._steps, self._fields = sources, steps, fields
         self._batch = batch_type(fields)
         self._python: tuple[python.Applied, ...] = ()
-        self._watches: tuple[storage.Watch, ...] = ()
+        self._watches = ()
 
     def _with(
         self,

@@ -583,7 +583,8 @@ REFUSED = {
 
 def _users(function: Callable[..., Any]) -> tuple[str, str]:
     """Give name, and file and line, of the first function below that is not of this package."""
-    for helper in [*helpers(function), function]:
+    every: list[Any] = [*helpers(function), function]
+    for helper in every:
         if not _ours(helper):
             return helper.__name__, f"{helper.__code__.co_filename} line {helper.__code__.co_firstlineno}"
     return function.__name__, ""
