@@ -567,7 +567,7 @@ def _compile(function: Callable[..., Any], signature: tuple[Type, ...], parallel
     code = result.library._get_compiled_object()
     externals = _undefined(code)
     for symbol, reason in REFUSED.items():
-        if symbol in externals:
+        if symbol in externals and not parallel:  # a parallel loop asks for the GIL itself, and holds no user code
             name, place = _users(function)
             raise CompileError(f"{name}: {reason}", place)
     return {"symbol": result.fndesc.llvm_func_name, "externals": externals, "parallel": parallel}, code
