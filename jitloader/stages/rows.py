@@ -290,6 +290,8 @@ def standardize_by(*, masked: bool = False, eps: float = 0.0) -> Stage:
             numeric(spec, "standardize_by")
             if not spec.shape or spec.ragged or spec.shape[1:] != first.shape[1:]:
                 raise Misfit("standardize_by takes fields (T, ...) of one shape each, alike but for the first axis")
+        if not first.shape[0]:
+            raise Misfit("standardize_by takes a first field of at least one row")
         if masked and specs[-1] != Spec(np.dtype(bool), first.shape[:1]):
             raise Misfit(f"standardize_by takes a bool mask {first.shape[:1]} as its last field")
         width = Spec(first.dtype, first.shape[1:]).size
