@@ -341,6 +341,8 @@ def test_standardize_by_refuses_what_does_not_agree():
         data.map(("a", "m"), jl.standardize_by(masked=True))
     with pytest.raises(jl.PipelineError, match="takes numbers"):
         data.map("s", jl.standardize_by())
+    with pytest.raises(jl.PipelineError, match="at least one row"):
+        jl.Dataset(a=np.zeros((2, 0, 3))).map("a", jl.standardize_by())
     with pytest.raises(ValueError, match="eps"):
         jl.standardize_by(eps=-1.0)
 

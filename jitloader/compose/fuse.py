@@ -477,8 +477,9 @@ class _Fuser:
             return
         code.add(f"z = {base}")
         code.add(f"mask{k} = out{k}[z : z + {axis.n}]")
-        with code.block(f"for x in range({axis.n}):"):
-            code.add(f"mask{k}[x] = {low} <= x < {high}")
+        for begin, end, value in (("0", low, False), (low, high, True), (high, axis.n, False)):
+            with code.block(f"for x in range({begin}, {end}):"):
+                code.add(f"mask{k}[u64(x)] = {value}")
 
     def _base(self, output: Output) -> str:
         """Give the item at which a row of an output starts, as text."""

@@ -263,15 +263,26 @@ class _Nest:
         if m is None:
             self._loop(k, step, held, False)
             return
+        copied = not self.values and not self.table and step == 1 and lane == 1 and self.dtype_fits() and lead is None
         with code.block(f"if t{m} > 0:"):
-            self._loop(k, step, held, False)
+            if copied and isinstance(n, str):
+                code.add(f"copy_items({self.target}, d{k}, {self.flow.var}, s{k}, m{k})")
+            else:
+                self._loop(k, step, held, False)
         with code.block("else:"):
             self._loop(k, step, held, True)
         if self.fill is not None:
             with code.block(f"if lo{m} > 0 or hi{m} < {length}:"):
+                same = self.lead is None and not self._steps(self.fill)[self.inner]
+                if same:  # read once: a store might alias it, for all that LLVM knows
+                    value = self.element(self.fill, at, 0, "x")
+                    code.add(f"z{k} = {stored(value, self.dtype if self.values else self.flow.dtype)}")
                 for part in (f"range(lo{m} * {pixel})", f"range(hi{m} * {pixel}, {length} * {pixel})"):
                     with code.block(f"for x in {part}:"):
-                        self.put_fill(at, target)
+                        if same:
+                            code.add(f"{self.target}[u64({target} + x * {self.lane})] = z{k}")
+                        else:
+                            self.put_fill(at, target)
 
     def dtype_fits(self) -> bool:
         """Whether the target holds the source's own bits."""
@@ -285,7 +296,7 @@ class _Nest:
         """
         code, axis, pixel, lane = self.code, self.axes[self.inner], self.pixel, self.lane
         code.add(f"x0 = lo{m}; x1 = hi{m}")
-        if not self.checked:
+        if not self.checked and not isinstance(axis.n, str):  # a ragged row may be a small part of the longest
             code.add(f"a = {source} + (o{m} if t{m} > 0 else o{m} - {length} + 1) * {axis.stride}")
             reach = 0 if self.lead is None else (int(self.axes[self.lead].n) - 1) * self.axes[self.lead].stride
             last = f"({length} - 1) * {axis.stride} + {reach + pixel}"
