@@ -439,6 +439,8 @@ class Dataset:
         if error.cause is not None:
             number, where = culprit(error)
             cause = f"{type(error.cause).__name__}: {error.cause}"
+        else:
+            number = self._first(number, row, seed, epoch)
         if not 0 <= number < len(self._steps):
             told = f"row {row}{self._told(row)}, epoch {epoch}"
             return PipelineError(f"{told}: {cause or 'cannot be read'}; data[{row}] shows it")
@@ -450,6 +452,15 @@ class Dataset:
             f"{cause or self._refused(step, number, row, seed, epoch)}\n"
             f"  in {where or step.stage.where}; {shown} reproduces it"
         )
+
+    def _first(self, number: int, row: int, seed: int, epoch: int) -> int:
+        """Give the first step up to `number` that refuses a row: a fused loop knows the last of its steps alone."""
+        for k in range(number):
+            try:
+                compose.sample_of(self._sources, self._steps[: k + 1], self._steps[k].outputs[:1], row, epoch_key(seed, epoch))
+            except compose.RowError:
+                return k
+        return number
 
     def _told(self, row: int) -> str:
         """Say where in its arrays a row lies, where that is not the row itself."""

@@ -52,7 +52,8 @@ class Source:
 
     def fresh(self, prefix: str = "_") -> str:
         """Give a name that nothing else has."""
-        return f"{prefix}{next(self._counter)}"
+        name = f"{prefix}{next(self._counter)}"
+        return self.fresh(prefix) if name in self.scope else name
 
     def argument(self, value: Any) -> str:
         """Give the name of an argument that carries a value; the same array comes once."""
