@@ -173,7 +173,7 @@ def resize(size: Any, mode: str = "bilinear", antialias: bool = True, axes: tupl
     _check("resize", mode, antialias)
     shorter = whole(size, "resize", "size", 1) if isinstance(size, (int, np.integer)) else None
     both = None if shorter is not None else sizes(size, "resize")
-    title = f"resize({shorter or both})"
+    title = f"resize({shorter})" if both is None else f"resize{both}"
 
     def target(height: int, width: int) -> tuple[int, int]:
         if shorter is None:
