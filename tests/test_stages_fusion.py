@@ -118,7 +118,9 @@ def test_refused_by_the_first():
     for read in (data.sample, lambda row: data[[row]]):
         with pytest.raises(jl.PipelineError) as caught:
             read(0)
-        assert str(caught.value).startswith("stage 0 'lookup(256)' on field 'x', row 0, epoch 0: value 300 does not fit\n")
+        assert str(caught.value).startswith(
+            "stage 0 'lookup(256)' on field 'x', row 0, epoch 0: value 300 does not fit\n"
+        )
 
 
 def test_names_do_not_collide():
@@ -137,7 +139,11 @@ CHAINS = {
     "mirror, noise, mirror": ("hwc", "float32", [FLIP, NOISE, st.channels_first(), FLIP]),
     "channels, noise, mirror": ("hwc", "float32", [st.channels_first(), NOISE, st.random_vertical_flip()]),
     "pad, noise, brightness": ("chw", "int16", [st.pad(1, value=3), NOISE, FLIP, st.brightness(0.5)]),
-    "turn, shift, log": ("hwc", "uint8", [st.rotate90(1), st.random_shift(2), st.log1p(), st.random_apply(st.rotate90(2))]),
+    "turn, shift, log": (
+        "hwc",
+        "uint8",
+        [st.rotate90(1), st.random_shift(2), st.log1p(), st.random_apply(st.rotate90(2))],
+    ),
     "erase, resize": ("hwc", "uint8", [st.random_erasing(0.7), st.resize((6, 5)), FLIP, CHANNELS]),
     "choices": ("square", "uint8", [MOVES, MIXED, st.random_apply(NOISE), st.scale()]),
     "user's own": ("hwc", "int32", [FLIP, halved, rolled, st.center_crop(4)]),

@@ -109,14 +109,14 @@ def chance(value: Any, name: str, what: str = "p") -> float:
     return p
 
 
-def span(value: Any, name: str, what: str, least: float = 0.0, most: float = math.inf) -> tuple[float, float]:
-    """Give a pair low <= high within bounds (`least` itself is left out)."""
+def span(value: Any, name: str, what: str, most: float = math.inf, zero: bool = False) -> tuple[float, float]:
+    """Give a pair low <= high, above 0 (or at least 0) and at most `most`."""
     try:
         low, high = (number(v, name, what) for v in value)
     except (TypeError, ValueError):
         raise ValueError(f"{name}: {what} must be two numbers (low, high), got {value!r}") from None
-    if not least < low <= high <= most:
-        bounds = f"above {least:g}" + ("" if most == math.inf else f" and at most {most:g}")
+    if not (low >= 0 if zero else low > 0) or not low <= high <= most:
+        bounds = ("at least 0" if zero else "above 0") + ("" if most == math.inf else f" and at most {most:g}")
         raise ValueError(f"{name}: {what} must be (low, high), {bounds}, got {value!r}")
     return low, high
 

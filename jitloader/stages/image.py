@@ -23,7 +23,7 @@ def _factors(value: Any, name: str) -> tuple[float, float]:
         if amount < 0:
             raise ValueError(f"{name}: amount must not be negative, got {value}")
         return max(0.0, 1.0 - amount), 1.0 + amount
-    return span(value, name, "amount", -5e-324)
+    return span(value, name, "amount", zero=True)
 
 
 def _top(spec: Spec) -> float:
@@ -140,7 +140,7 @@ def random_erasing(
     16
     """
     likely = chance(p, "random_erasing")
-    low, high = span(scale, "random_erasing", "scale", 0.0, 1.0)
+    low, high = span(scale, "random_erasing", "scale", 1.0)
     flat, tall = (math.log(r) for r in span(ratio, "random_erasing", "ratio"))
     fills = np.asarray(value)
     if fills.ndim > 1 or fills.dtype.kind not in "biuf":

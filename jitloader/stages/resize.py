@@ -211,7 +211,7 @@ def random_resized_crop(
     """
     _check("random_resized_crop", mode, antialias)
     both = sizes(size, "random_resized_crop")
-    low, high = span(scale, "random_resized_crop", "scale", 0.0, 1.0)
+    low, high = span(scale, "random_resized_crop", "scale", 1.0)
     flat, tall = (math.log(r) for r in span(ratio, "random_resized_crop", "ratio"))
     title = f"random_resized_crop({both[0]})" if both[0] == both[1] else f"random_resized_crop{both}"
 
