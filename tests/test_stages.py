@@ -269,7 +269,14 @@ def test_twin(case, data):
 SHAPES = {"any": (5, 3), "axis": (3, 4, 2), "series": (9, 3), "image": (7, 6, 3), "square": (3, 6, 6), "one axis": (8,)}
 
 
-@pytest.mark.parametrize("number", range(len(CASES)), ids=[c.name for c in CASES])
+# The same kernels as others in the list, with other constants: compiled at night.
+ALIKE = {"rotate90(-2)", "rotate90(3)", "resize plain", "rrc at the centre", "flip axis", "standardize axis"}
+NUMBERED = [
+    pytest.param(k, id=c.name, marks=[pytest.mark.nightly] if c.name in ALIKE else []) for k, c in enumerate(CASES)
+]
+
+
+@pytest.mark.parametrize("number", NUMBERED)
 def test_compiled(number):
     """A compiled batch has the same bits as each row in plain Python, and the twin's values."""
     case = CASES[number]

@@ -152,7 +152,12 @@ CHAINS = {
 }
 
 
-@pytest.mark.parametrize("chain", CHAINS)
+NIGHTLY = {"erase, resize", "turn, shift, log", "channels, noise, mirror", "pad, noise, brightness"}
+
+
+@pytest.mark.parametrize(
+    "chain", [pytest.param(c, marks=[pytest.mark.nightly] if c in NIGHTLY else []) for c in CHAINS]
+)
 def test_compiled_chain(chain):
     """A fused chain has the same bits compiled, in plain Python, and stage by stage."""
     shape, dtype, stages = CHAINS[chain]
