@@ -582,8 +582,8 @@ def _compile(function: Callable[..., Any], signature: tuple[Type, ...], parallel
     return {"symbol": result.fndesc.llvm_func_name, "externals": externals, "parallel": parallel}, code
 
 
-PYTHON = "print and other Python calls cannot run in a kernel"
-RANDOM = "draws must come from jl.uniform(key, k) and its like: {} would make batches irreproducible"
+PYTHON = "a kernel runs without Python: print and other Python calls cannot run in it"
+RANDOM = "{} in a kernel would make batches irreproducible: draws must come from jl.uniform(key, k) and its like"
 BLAS = "np.dot, np.linalg and @ run through Python, which no kernel can: write the loops"
 # What would hang or lie inside a kernel that runs without the GIL, by the symbol that its object code asks for.
 REFUSED = {
@@ -599,7 +599,7 @@ def refuse(function: Callable[..., Any]) -> None:
     for user in [_plain(function), *below]:
         if not isinstance(user, types.FunctionType) or _ours(user):
             continue
-        named = "" if user is _plain(function) else f"{user.__name__}: "
+        named = f"{user.__name__}: "
         for reason, line in _forbidden(user):
             raise Refused(f"{named}{reason}", f"{user.__code__.co_filename} line {line}")
         if any(other is user for other in helpers(user)):
@@ -627,6 +627,8 @@ def _forbidden(function: types.FunctionType) -> Iterator[tuple[str, int]]:
                 value = None
             matrix = instruction.opname == "BINARY_MATRIX_MULTIPLY" or instruction.argrepr in ("@", "@=")
             reason = BLAS if matrix else "" if value is None else _hidden(value)
+            if isinstance(value, (list, dict, set)):
+                reason = f"{instruction.argval!r} is a {type(value).__name__}: give a tuple or an array"
             if reason:
                 yield reason, line
 
@@ -846,15 +848,14 @@ _OPCODES = {
 # What Numba says, and what we say; the first that is found in its report.
 _PLAINLY = [
     (r"Cannot modify readonly array|>>> setitem\(readonly", "a source is the data itself: write to dst alone"),
-    (r"type, assigned to variable '(\w+)' in (?:globals|closure)", "{0!r} is a list or dict: give a tuple or an array"),
+    (r"^<", "no kernel can run this"),
     (r"unsupported opcode \(([A-Z_]+)\)", "a kernel has no {opcode}"),
     (r"Cannot bind .* due to \"TypeError: (.*?)\"", "{call}: {0}"),
     (r"Cannot unify (.*) and (.*) for '\$", "cannot unify {0} and {1}"),
     (r"Cannot unify (.*) and (.*) for '(\w+)", "cannot unify {0} and {1} for {2!r}"),
     (r"Untyped global name '(\w+)'.*<class '(?:\w+\.)*(\w+)'>", "{0!r} is a {1}, which no kernel can use"),
     (r"^Unsupported constraint encountered: raise", "raise takes an exception with constant arguments"),
-    (r"^- Resolution failure[\s\S]*BoundFunction\(([\w.]+)", "no kernel can run {0} with these arguments"),
-    (r"^(?:No implementation|Invalid use)", "no kernel can run {call}"),
+    (r"^(?:No implementation|Invalid use|- Resolution failure)", "no kernel can run {call}"),
 ]
 
 
@@ -911,7 +912,7 @@ def infer(function: Callable[..., Any], kinds: Sequence[str | Array], sources: i
     user's own file. Raises CompileError with the user's own file and line; Refused for
     what no kernel may do.
     """
-    key = fingerprint(function, tuple(kinds), sources, "typed", _platform())
+    key = fingerprint(function, tuple(kinds), sources, "type", _platform())
     folder = cache_folder()
     file = folder / f"{key[:40]}.type" if folder else None
     if key in _inferred:

@@ -144,8 +144,8 @@ def written_in_python(function: Kernel) -> Kernel:
         scope: dict[str, Any] = {inside: function}
         exec(compile(f"def {name}({given}):\n    return {inside}({given})", BUILTIN, "exec"), scope)
         return scope[name]
-    what = "a method" if isinstance(function, types.MethodType) else f"a {type(function).__name__}"
-    raise TypeError(f"a stage is made of a plain function, got {what}: wrap it in def or lambda")
+    kind = type(function).__name__
+    raise TypeError(f"a stage is made of a plain function, got an object of type {kind}: wrap it in def or lambda")
 
 
 def arity(function: Kernel) -> int:
