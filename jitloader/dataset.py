@@ -6,11 +6,12 @@ import contextlib
 import copy
 import inspect
 import math
+import numbers
 import operator
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -43,7 +44,7 @@ class Dataset:
     __slots__ = ("_batch", "_fields", "_python", "_sources", "_steps", "_watches")
 
     def __init__(self, fields: Mapping[str, Any] | None = None, /, **named: Any) -> None:
-        if fields is not None and not isinstance(fields, Mapping):
+        if fields is not None and not hasattr(fields, "keys"):
             raise TypeError(_unnamed(fields))
         given = {**(fields or {}), **named}
         if not given:
@@ -329,7 +330,7 @@ class Dataset:
         (4, 2, set())
         """
         for f in fractions:
-            if isinstance(f, (bool, np.bool_)) or not isinstance(f, (int, float, np.number)):
+            if isinstance(f, (bool, np.bool_)) or not isinstance(f, numbers.Real):
                 raise TypeError(f"split takes fractions above 0 that sum to at most 1, got {f!r}")
         seed = _whole(seed, "split: seed")
         if not fractions or any(not 0 < f <= 1 for f in fractions) or sum(fractions) > 1 + 1e-9:
@@ -661,9 +662,10 @@ def _names(given: Any, told: str) -> tuple[str, ...]:
     """Give one name or several as a tuple."""
     if isinstance(given, str):
         return (given,)
-    if not isinstance(given, (list, tuple)) or not all(isinstance(name, str) for name in given):
+    names = tuple(given) if isinstance(given, Iterable) else (given,)
+    if not all(isinstance(name, str) for name in names):
         raise TypeError(f"{told}, got {given!r}")
-    return tuple(given)
+    return names
 
 
 def _unnamed(value: Any) -> str:

@@ -595,42 +595,54 @@ REFUSED = {
 
 def refuse(function: Callable[..., Any]) -> None:
     """Raise Refused, with the user's own file and line, for a function that prints, draws by a hidden state or recurses."""
-    below = helpers(function)
-    for user in [_plain(function), *below]:
-        if not isinstance(user, types.FunctionType) or _ours(user):
-            continue
-        named = f"{user.__name__}: "
-        for reason, line in _forbidden(user):
-            raise Refused(f"{named}{reason}", f"{user.__code__.co_filename} line {line}")
-        if any(other is user for other in helpers(user)):
-            place = f"{user.__code__.co_filename} line {user.__code__.co_firstlineno}"
-            raise Refused(f"{named}a kernel cannot call itself", place)
+    for user in _reached(_plain(function)):
+        code = user.__code__
+        for name, value, line in _loads(user):
+            reason = _hidden(value)
+            if isinstance(value, (list, dict, set)):
+                reason = f"{name!r} is a {type(value).__name__}: give a tuple or an array"
+            if reason:
+                raise Refused(f"{user.__name__}: {reason}", f"{code.co_filename} line {line}")
+        if any(user in _reached(_plain(value)) for _, value, _ in _loads(user)):
+            raise Refused(f"{user.__name__}: a kernel cannot call itself", f"{code.co_filename} line {code.co_firstlineno}")
 
 
-def _forbidden(function: types.FunctionType) -> Iterator[tuple[str, int]]:
-    """Find names in a function that stand for what no kernel may call: why, and the line."""
-    cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
+def _reached(function: Any) -> list[types.FunctionType]:
+    """List a function of the user's and those of the user's that it calls, and so on."""
+    found: list[types.FunctionType] = []
+    todo = [function]
+    while todo:
+        user = todo.pop()
+        if isinstance(user, types.FunctionType) and user not in found and not _ours(user):
+            found.append(user)
+            todo += [_plain(value) for _, value, _ in _loads(user)]
+    return found
+
+
+def _loads(function: types.FunctionType) -> Iterator[tuple[str, Any, int]]:
+    """Give what a function loads by global name, closure or module attribute (np.matmul for @), its name, and the line.
+
+    Exact, where `helpers` takes any attribute for a global of its name: that may only cost a compilation.
+    """
     names = {**vars(builtins), **function.__globals__}
-    for name, cell in cells.items():
+    for cell_name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         with contextlib.suppress(ValueError):  # an empty cell
-            names[name] = cell.cell_contents
+            names[cell_name] = cell.cell_contents
     for code in _codes(function.__code__):
         line, value = code.co_firstlineno, None
         lines = {offset: number for offset, number in dis.findlinestarts(code) if number}
         for instruction in dis.get_instructions(code):
-            line = lines.get(instruction.offset, line)
+            line, name = lines.get(instruction.offset, line), instruction.argval
             if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF"):
-                value = names.get(instruction.argval)
+                value = names.get(name)
             elif instruction.opname in ("LOAD_ATTR", "LOAD_METHOD") and isinstance(value, types.ModuleType):
-                value = getattr(value, instruction.argval, None)
+                value = getattr(value, name, None)
+            elif instruction.opname == "BINARY_MATRIX_MULTIPLY" or instruction.argrepr in ("@", "@="):
+                value = np.matmul
             else:
                 value = None
-            matrix = instruction.opname == "BINARY_MATRIX_MULTIPLY" or instruction.argrepr in ("@", "@=")
-            reason = BLAS if matrix else "" if value is None else _hidden(value)
-            if isinstance(value, (list, dict, set)):
-                reason = f"{instruction.argval!r} is a {type(value).__name__}: give a tuple or an array"
-            if reason:
-                yield reason, line
+            if value is not None:
+                yield str(name), value, line
 
 
 def _hidden(value: Any) -> str:
@@ -845,9 +857,10 @@ _OPCODES = {
     "STORE_GLOBAL": "assignment to a global",
     "DELETE_GLOBAL": "assignment to a global",
 }
+READ_ONLY = "a source is the data itself: write to dst alone"
 # What Numba says, and what we say; the first that is found in its report.
 _PLAINLY = [
-    (r"Cannot modify readonly array|>>> setitem\(readonly", "a source is the data itself: write to dst alone"),
+    (r"Cannot modify readonly array|>>> setitem\(readonly", READ_ONLY),
     (r"^<", "no kernel can run this"),
     (r"unsupported opcode \(([A-Z_]+)\)", "a kernel has no {opcode}"),
     (r"Cannot bind .* due to \"TypeError: (.*?)\"", "{call}: {0}"),
@@ -896,7 +909,8 @@ def _internal(file: str) -> bool:
 
 def _short(line: str) -> str:
     """Give a line of Numba's without its inner names and addresses."""
-    line = re.sub(r"(?:Function|Dispatcher|type\(CPUDispatcher)?\(?<(?:built-in )?(?:function|method|ufunc) '?([\w.<>]+?)'?(?: at 0x\w+)?>\)*", r"\1", line)
+    function = r"<(?:built-in )?(?:function|method|ufunc) '?([\w.<>]+?)'?(?: at 0x\w+)?>"
+    line = re.sub(rf"(?:Function|Dispatcher|type\(CPUDispatcher)?\(?{function}\)*", r"\1", line)
     line = re.sub(r"(?:Unicode|Literal)\[(\w+)\]\([^()]*\)", r"\1", line).replace("unicode_type", "str")
     line = re.sub(r"\bint\(-?\d+\)", "int64", line)
     line = re.sub(r"\w+\(<module '([\w.]+)'[^>]*>\)", r"\1", line).replace("readonly array", "array")
@@ -937,7 +951,13 @@ def infer(function: Callable[..., Any], kinds: Sequence[str | Array], sources: i
     try:
         result = typing(_plain(function), arguments)
     except Exception as error:  # Numba's own have no common base
-        raise CompileError(*_reason(error)) from None
+        reason, where = _reason(error)
+        if not sources or reason == READ_ONLY:
+            raise CompileError(reason, where) from None
+        try:  # a function of one signature, say, takes no array that is read-only
+            result = typing(_plain(function), [a.copy(readonly=False) if hasattr(a, "ndim") else a for a in arguments])
+        except Exception:
+            raise CompileError(reason, where) from None
     dtype = "none"
     with contextlib.suppress(Exception):  # a string, a tuple: no number
         dtype = as_dtype(nt.unliteral(result)).name

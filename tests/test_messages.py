@@ -734,7 +734,12 @@ def test_batches_pickle_and_copy(again: Callable[[Any], Any]) -> None:
 def test_data_sets_of_plain_arrays_pickle(tmp_path: Path) -> None:
     """Arrays in memory travel along, files by reference; rows taken, fields kept and joined parts stay."""
     np.save(tmp_path / "x.npy", X)
-    data = jl.Dataset(x=tmp_path / "x.npy", y=Y).concat(jl.Dataset(x=X[::-1].copy(), y=Y)).select([3, 12, 3]).keep("y", "x")
+    data = (
+        jl.Dataset(x=tmp_path / "x.npy", y=Y)
+        .concat(jl.Dataset(x=X[::-1].copy(), y=Y))
+        .select([3, 12, 3])
+        .keep("y", "x")
+    )
     text = pickle.dumps(data)
     back = pickle.loads(text)
 
@@ -777,3 +782,62 @@ def test_seeds_of_split_may_be_negative() -> None:
     first, second = (DATA.split(0.5, 0.5, seed=seed)[0][:].y for seed in (-1, 1))
 
     assert len(first) == len(second) == 5 and (first != second).any()
+
+
+def mean(src: Any, dst: Any, key: Any) -> None:
+    dst[0] = src.mean()
+
+
+def test_a_method_of_the_name_of_the_stage_is_no_call_of_itself() -> None:
+    """What is loaded is looked at, not what is only named."""
+    assert (DATA.map("x", jl.stage(shape=())(mean))[:].x == X.mean(1)).all()
+
+
+def test_closures_over_lists_are_refused() -> None:
+    """What a closure holds is looked at like a global."""
+    values = [1.0, 2.0]
+
+    def pick(src: Any, dst: Any, key: Any) -> None:
+        dst[0] = values[0]
+
+    with pytest.raises(jl.PipelineError, match="pick: 'values' is a list: give a tuple or an array"):
+        DATA.map("x", pick)
+
+
+def test_functions_that_call_each_other_are_refused() -> None:
+    """Recursion over two functions is found like that of one."""
+    with pytest.raises(jl.PipelineError, match="a kernel cannot call itself"):
+        DATA.map("x", ping)
+
+
+def ping(x: Any) -> Any:
+    return pong(x)
+
+
+def pong(x: Any) -> Any:
+    return ping(x - 1)
+
+
+def test_functions_of_one_signature_are_taken() -> None:
+    """A function compiled by the user for arrays that can be written to may be called with a source."""
+    numba = pytest.importorskip("numba")
+    total = numba.njit("float64(float64[::1])")(lambda values: values.sum())
+
+    def sums(src: Any, dst: Any, key: Any) -> None:
+        dst[0] = total(src)
+
+    assert (DATA.map("x", jl.stage(shape=())(sums))[:].x == X.sum(1)).all()
+
+
+def test_fields_of_anything_with_keys() -> None:
+    """What can be read by key, as a data frame or an .npz file, gives its columns as fields."""
+
+    class Frame:
+        def keys(self) -> list[str]:
+            return ["a", "b"]
+
+        def __getitem__(self, name: str) -> Any:
+            return Y
+
+    assert jl.Dataset(Frame()).fields == ("a", "b")  # type: ignore[arg-type]
+    assert jl.Dataset(a=X, b=X).map({"a": 0, "b": 0}.keys(), jl.clip(0, 1))[0].b.max() == 1  # type: ignore[arg-type]

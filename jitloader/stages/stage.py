@@ -312,5 +312,5 @@ def _given(found: Any, name: str) -> tuple[Spec, ...]:
         one = isinstance(found, Spec) or (len(found) == 2 and not isinstance(found[0], tuple))
         return tuple(Spec(writable(np.dtype(d), name), _sizes(s, name)) for d, s in ([found] if one else found))
     except (TypeError, ValueError) as error:
-        why = str(error) if str(error).startswith(name) else f"{name}: out must give a jl.Spec for each target, got {found!r}"
-        raise Misfit(why) from None
+        wanted = f"{name}: out must give a jl.Spec for each target, got {found!r}"
+        raise Misfit(str(error) if str(error).startswith(name) else wanted) from None
