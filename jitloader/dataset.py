@@ -689,6 +689,8 @@ def as_stage(value: Any) -> Stage:
         raise TypeError(f"{value!r} is not a stage: give one such as jl.normalize(mean, std), or a function")
     if _factory(value):
         raise TypeError(f"{value.__name__} makes a stage: call it, as {_factory(value)}")
+    if str(getattr(value, "__module__", "")).startswith("jitloader."):
+        raise TypeError(f"{called(value)} of jitloader is not a stage: give one such as jl.normalize(mean, std), or a function")
     function = written_in_python(value)
     count = arity(function)
     if count == 1:

@@ -926,7 +926,7 @@ def infer(function: Callable[..., Any], kinds: Sequence[str | Array], sources: i
     user's own file. Raises CompileError with the user's own file and line; Refused for
     what no kernel may do.
     """
-    key = fingerprint(function, tuple(kinds), sources, "type", _platform())
+    key = fingerprint(function, tuple(kinds), sources, "typing", _platform())
     folder = cache_folder()
     file = folder / f"{key[:40]}.type" if folder else None
     if key in _inferred:
@@ -972,9 +972,11 @@ _inferred: dict[str, str] = {}
 @functools.cache
 def _typing() -> Any:
     """Give Numba's compiler cut off after type inference: what it accepts is what a whole compilation would type."""
-    from numba.core import compiler, registry
+    from numba.core import compiler, errors, registry
     from numba.core.compiler_machinery import AnalysisPass, PassManager, register_pass
     from numba.core.typed_passes import NoPythonSupportedFeatureValidation, NopythonTypeInference
+
+    nt = _types()
 
     @register_pass(mutates_CFG=False, analysis_only=True)  # type: ignore[untyped-decorator, unused-ignore]
     class Typed(AnalysisPass):  # type: ignore[misc, unused-ignore]
@@ -984,6 +986,10 @@ def _typing() -> Any:
             super().__init__()
 
         def run_pass(self, state: Any) -> bool:
+            for kind in state.typemap.values():  # methods that write, which Numba lets pass
+                writes = isinstance(kind, nt.BoundFunction) and kind.typing_key in ("array.sort", "array.fill")
+                if writes and not getattr(kind.this, "mutable", True):
+                    raise errors.TypingError("Cannot modify readonly array", loc=state.func_ir.loc)
             raise compiler._EarlyPipelineCompletion(state.return_type)
 
     class Typing(compiler.CompilerBase):  # type: ignore[misc, unused-ignore]

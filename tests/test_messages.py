@@ -80,6 +80,10 @@ def writes_source(src: Any, dst: Any, key: Any) -> None:
     src[0] = 1
 
 
+def sorts_source(src: Any, dst: Any, key: Any) -> None:
+    src.sort()
+
+
 def far(src: Any, dst: Any, key: Any) -> None:
     dst[10**7] = 1
 
@@ -475,6 +479,17 @@ LINKS = [
         jl.PipelineError,
         "stage 0 'same' on field 'x': same: out must give a jl.Spec for each target, got 3; "
         f"got float64 (4,) [{HERE} line {lines_of(same)}]",
+    ),
+    (
+        lambda: DATA.map("x", sorts_source),
+        jl.PipelineError,
+        "stage 0 'sorts_source' on field 'x': cannot take float64: a source is the data itself: write to dst alone; "
+        f"got float64 (4,) [{HERE} line {lines_of(sorts_source)}]",
+    ),
+    (
+        lambda: DATA.map("x", jl.stage),
+        TypeError,
+        "stage of jitloader is not a stage: give one such as jl.normalize(mean, std), or a function",
     ),
     (lambda: DATA.map("x", jl.scale), TypeError, "scale makes a stage: call it, as jl.scale()"),
     (lambda: DATA.map("x", jl.normalize), TypeError, "normalize makes a stage: call it, as jl.normalize(mean, std)"),

@@ -174,7 +174,7 @@ def elementwise(function: Kernel | None = None, /, *, dtype: Any = None) -> Any:
     The number comes as a Python int, float (float64) or bool. Where `dtype` is not given it is the field's own if the
     function gives a number of the same kind, float32 for a float from an integer, else what the function gives. Values
     that the function needs are taken from its closure or its globals and compiled in. A function of two or three numbers
-    takes as many fields of one shape: `data.map(("a", "b"), f)`. Linking it raises PipelineError where Numba cannot type
+    takes as many fields of one shape: `data.map(("a", "b"), f)`. Those of Python and NumPy (`math.sqrt`, `np.exp`) will do. Linking it raises PipelineError where Numba cannot type
     it; a result that does not fit an integer dtype is a PipelineError naming the row.
 
     >>> import numpy as np, jitloader as jl
@@ -246,7 +246,7 @@ def stage(function: Kernel | None = None, /, *, shape: Any = None, dtype: Any = 
     """Make a stage of a function over one sample, `function(src, dst, key)`, that writes every element of `dst`.
 
     `src` and `dst` are C-contiguous arrays of one row (a number is an array of one element); `key` is the row's own
-    random key (`jl.uniform(key, k)`, ...). `dst` has the shape and dtype of `src` unless `shape` or `dtype` are given,
+    random key (`jl.uniform(key, k)`, ...). `src` may be the data itself and is only read. `dst` has the shape and dtype of `src` unless `shape` or `dtype` are given,
     or `out(spec) -> Spec` computes them. With `inputs=2` (or more) the function takes as many sources, then its targets,
     then the key; `out` gets all specs and gives a Spec for each target.
 
