@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-import collections
 import contextlib
+import copy
+import inspect
 import math
+import numbers
+import operator
 import os
+import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,7 +23,7 @@ from .passes import Statistics
 from .samples import Rows, Samples, as_indices, join, records
 from .spec import Spec
 from .stages import Bound, Misfit, Stage, Step, cast, elementwise, stage
-from .stages.stage import arity, caller
+from .stages.stage import arity, called, caller, written_in_python
 
 SELECT = 1  # the salt under which split draws
 
@@ -40,12 +44,16 @@ class Dataset:
     __slots__ = ("_batch", "_fields", "_python", "_sources", "_steps", "_watches")
 
     def __init__(self, fields: Mapping[str, Any] | None = None, /, **named: Any) -> None:
+        if fields is not None and not hasattr(fields, "keys"):
+            raise TypeError(_unnamed(fields))
         given = {**(fields or {}), **named}
         if not given:
             raise ValueError("a data set needs at least one field, as Dataset(image=array)")
         sources = {}
         for name, value in given.items():
             check_name(name)
+            if isinstance(value, Dataset):
+                raise TypeError(f"field {name!r} is a Dataset: join the fields of two by zip")
             if isinstance(value, (str, os.PathLike)):
                 value = _open(value, name)
             sources[name] = value if isinstance(value, Samples) else records(value, field=name)
@@ -59,7 +67,7 @@ class Dataset:
 
     def _set(self, sources: dict[str, Samples], steps: tuple[Step, ...], fields: tuple[str, ...]) -> None:
         self._sources, self._steps, self._fields = sources, steps, fields
-        self._batch = batch_type(fields)
+        self._batch = python.batch_type(fields)
         self._python: tuple[python.Applied, ...] = ()
         self._watches = ()
 
@@ -139,12 +147,14 @@ class Dataset:
             raise PipelineError(
                 f"map after apply({self._python[0].name}): what apply gives is Python's, so link it last"
             )
-        names = (fields,) if isinstance(fields, str) else tuple(fields)
+        names = _names(fields, "map takes the name of a field, or several")
+        if not stages:
+            raise ValueError("map takes at least one stage, as map('x', jl.clip(0, 1))")
         for name in names:
             self._check_field(name)
         if len(set(names)) != len(names) or not names:
             raise ValueError(f"map takes one field or several different ones, got {fields!r}")
-        given = () if to is None else (to,) if isinstance(to, str) else tuple(to)
+        given = () if to is None else _names(to, "to= takes the name of a field, or several")
         for name in given:
             check_name(name)
         data = self
@@ -214,7 +224,8 @@ class Dataset:
         except Misfit as misfit:
             reason, where = str(misfit), made.where
         except jit.CompileError as error:
-            reason, where = f"cannot take {spec.dtype}: {error.what}", error.where or made.where
+            unfit = "" if isinstance(error, jit.Refused) else f"cannot take {spec.dtype}: "
+            reason, where = unfit + error.what, error.where or made.where
         number = len(self._steps)
         raise PipelineError(f"stage {number} {made.name!r} on field {name!r}: {reason}; got {spec} [{where}]") from None
 
@@ -285,6 +296,7 @@ class Dataset:
 
     def take(self, n: int) -> Dataset:
         """Give the first n rows (the last n where n is negative)."""
+        n = _whole(n, "take: n")
         return self._slice(slice(n) if n >= 0 else slice(n, None))
 
     def _slice(self, where: slice) -> Dataset:
@@ -317,7 +329,11 @@ class Dataset:
         >>> len(train), len(valid), set(train[:].x) & set(valid[:].x)
         (4, 2, set())
         """
-        if not fractions or any(isinstance(f, bool) or not 0 < f <= 1 for f in fractions) or sum(fractions) > 1 + 1e-9:
+        for f in fractions:
+            if isinstance(f, (bool, np.bool_)) or not isinstance(f, numbers.Real):
+                raise TypeError(f"split takes fractions above 0 that sum to at most 1, got {f!r}")
+        seed = _whole(seed, "split: seed")
+        if not fractions or any(not 0 < f <= 1 for f in fractions) or sum(fractions) > 1 + 1e-9:
             raise ValueError(f"split takes fractions above 0 that sum to at most 1, got {fractions}")
         n = len(self)
         generator = np.random.default_rng([rng.mix(seed) & 0xFFFFFFFF, SELECT, n])
@@ -346,6 +362,7 @@ class Dataset:
 
     def zip(self, other: Dataset) -> Dataset:
         """Give the fields of both, row by row; raises ValueError where lengths differ or a name is in both."""
+        _check_other(other, "zip")
         self._refuse_python("zip")
         other._refuse_python("zip")
         if len(self) != len(other):
@@ -362,6 +379,7 @@ class Dataset:
 
     def concat(self, other: Dataset) -> Dataset:
         """Give the rows of both, one after the other, by reference; fields, their types and their stages must agree."""
+        _check_other(other, "concat")
         self._refuse_python("concat")
         other._refuse_python("concat")
         if self._fields != other._fields:
@@ -376,14 +394,29 @@ class Dataset:
 
     def __getitem__(self, index: Any) -> Any:
         """Give one sample through its stages (an integer), or a batch of samples (a slice, row numbers or a mask)."""
-        if isinstance(index, (int, np.integer)) and not isinstance(index, bool):
-            row = int(as_indices([int(index)], len(self))[0])
-            return self.sample(row)
-        indices = np.arange(len(self), dtype=np.int64)[index] if isinstance(index, slice) else as_indices(index, len(self))
-        return self.gather(indices)
+        if isinstance(index, slice):
+            try:
+                return self.gather(np.arange(len(self), dtype=np.int64)[index])
+            except TypeError:
+                ends = ", ".join(repr(end) for end in (index.start, index.stop, index.step))
+                raise TypeError(f"a slice of rows takes whole numbers, got slice({ends})") from None
+        row = None
+        if not isinstance(index, bool):
+            with contextlib.suppress(TypeError):
+                row = operator.index(index)
+        if row is not None:
+            return self.sample(int(as_indices([row], len(self))[0]))
+        plain = hasattr(index, "__len__") and getattr(index, "ndim", 1) != 0
+        if not plain or isinstance(index, (str, bytes, tuple, set, Mapping)):
+            what = "a data set is indexed by a row number, a slice, an array of row numbers or a mask"
+            hint = "; for a field, keep(name)" if isinstance(index, str) else ""
+            hint = "; for several rows, give a list" if isinstance(index, tuple) else hint
+            raise TypeError(f"{what}, got {index!r}{hint}")
+        return self.gather(as_indices(index, len(self)))
 
     def sample(self, row: int, *, seed: int = 0, epoch: int = 0) -> Any:
         """Give one sample through its stages, in plain Python, with the draws it has in that epoch of a loader."""
+        self.verify()
         try:
             found = compose.sample_of(self._sources, self._steps, self._fields, row, epoch_key(seed, epoch))
         except compose.RowError as error:
@@ -415,7 +448,7 @@ class Dataset:
         """Give the samples at these row numbers as a batch: fresh arrays of shape (len(rows), *shape)."""
         self.verify()
         program = self.program(table_rows, (np.ascontiguousarray(rows, np.int64),))
-        worker = compose.Worker(program, epoch_key(seed, epoch))
+        worker = self._compiled(lambda: compose.Worker(program, epoch_key(seed, epoch)))
         arrays, failed = compose.collect(program, worker, 0, 1, len(rows))
         if failed is not None:
             raise self.failed(program, failed, seed, epoch)
@@ -438,7 +471,8 @@ class Dataset:
         number, where, cause = error.failure.number, "", ""
         if error.cause is not None:
             number, where = culprit(error)
-            cause = f"{type(error.cause).__name__}: {error.cause}"
+            ours = not where and isinstance(error.cause, (OverflowError, ValueError))  # a value did not fit its target
+            cause = "" if ours and 0 <= number < len(self._steps) else f"{type(error.cause).__name__}: {error.cause}"
         else:
             number = self._first(number, row, seed, epoch)
         if not 0 <= number < len(self._steps):
@@ -481,7 +515,8 @@ class Dataset:
             for k, x in enumerate(before.reshape(-1)):
                 value = compose.widen(x, before.dtype)
                 if not bound.valid(value, *(e[k] for e in spread), *bound.params):
-                    return f"value {x} does not fit"
+                    kept = step.stage.name == f"cast({bound.out.dtype})"
+                    return f"value {x} does not fit" + (f" {bound.out.dtype}" if kept else "")
         return f"a result does not fit {bound.out.dtype}"
 
     def program(self, order: Any, order_params: Sequence[Any]) -> compose.Program:
@@ -505,6 +540,9 @@ class Dataset:
         spec = decoded(self.spec[field])
         if spec.dtype.kind not in "biuf" or spec.ragged:
             raise PipelineError(f"statistics takes a field of numbers of one shape; {field!r} is {spec}")
+        if not len(self):
+            raise ValueError("statistics takes at least one row: the data has none")
+        self.verify()
         data = self.keep(field)
         if spec != self.spec[field] or spec.dtype.kind == "b":
             data = data.map(field, cast("uint8" if spec.dtype.kind == "b" else spec.dtype))
@@ -513,8 +551,9 @@ class Dataset:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the rows, through their stages (random ones with the draws of seed 0, epoch 0), to a folder: a `.npy` a
-        field and a manifest, whole or not at all. `jl.open(path)` reads it."""
+        field and a manifest, whole or not at all. `jl.open(path)` reads it. A folder of fields that is there already is replaced."""
         self._refuse_python("save")
+        self.verify()
         varied = [name for name, spec in self.spec.items() if spec.ragged]
         if varied:
             raise PipelineError(
@@ -535,9 +574,18 @@ class Dataset:
         if self._python:
             raise PipelineError(f"{what} runs in kernels: take it before apply({self._python[0].name})")
 
-    def _swept(self, run: Callable[[], Any], program: compose.Program) -> Any:
+    def _compiled(self, run: Callable[[], Any]) -> Any:
+        """Run what may compile; where Numba refuses code that it could type, say whose."""
         try:
             return run()
+        except jit.CompileError as error:
+            named = ", ".join(repr(step.stage.name) for step in self._steps if step.stage.user) or "the kernel"
+            where = f" [{error.where}]" if error.where else ""
+            raise PipelineError(f"{named} cannot be compiled: {error.what}{where}") from None
+
+    def _swept(self, run: Callable[[], Any], program: compose.Program) -> Any:
+        try:
+            return self._compiled(run)
         except passes.Stopped as stopped:
             raise self.failed(program, stopped.failure, 0, 0) from None
 
@@ -547,6 +595,23 @@ class Dataset:
         new = self._with(gone)
         new._watches = ()
         return new
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Dataset:
+        new = object.__new__(Dataset)
+        for name in ("_fields", "_sources", "_steps", "_python"):
+            setattr(new, name, copy.deepcopy(getattr(self, name), memo))
+        new._batch, new._watches = self._batch, ()  # the copies lie in memory
+        return new
+
+    def __reduce__(self) -> Any:
+        if self._steps or self._python or any(s.name != "records" for s in self._sources.values()):
+            raise TypeError(
+                "a data set with stages or access patterns does not pickle: pickle one of plain arrays, and link after"
+            )
+        fields = {
+            name: ([storage.locate(p.array) or p.array for p in s.parts], s.rows) for name, s in self._sources.items()
+        }
+        return _restored, (fields, self._fields)
 
     @property
     def sources(self) -> dict[str, Samples]:
@@ -594,28 +659,80 @@ def check_name(name: str) -> None:
         raise TypeError(f"a field name is a string of at least one character, got {name!r}")
 
 
-_types: dict[tuple[str, ...], Any] = {}
+def _restored(fields: dict[str, tuple[list[Any], Rows]], names: tuple[str, ...]) -> Dataset:
+    """Give the data set that was pickled: files are mapped where they lie, other arrays came along."""
+    sources = {}
+    for name, (places, rows) in fields.items():
+        found = [storage.reopen(*p) if isinstance(p, storage.Location) else p for p in places]
+        parts = [records(array, field=name) for array in found]
+        sources[name] = parts[0]._replace(parts=tuple(s.parts[0] for s in parts), rows=rows)
+    return Dataset(sources).keep(*names)
 
 
-def batch_type(fields: tuple[str, ...]) -> Any:
-    """Give the NamedTuple type of a batch of these fields; one that is no identifier is `_k` there, its place k."""
-    if fields not in _types:
-        _types[fields] = collections.namedtuple("Batch", fields, rename=True)  # type: ignore[misc]
-    return _types[fields]
+def _names(given: Any, told: str) -> tuple[str, ...]:
+    """Give one name or several as a tuple."""
+    if isinstance(given, str):
+        return (given,)
+    names = tuple(given) if isinstance(given, Iterable) else (given,)
+    if not all(isinstance(name, str) for name in names):
+        raise TypeError(f"{told}, got {given!r}")
+    return names
+
+
+def _unnamed(value: Any) -> str:
+    """Say how to name the fields of what came without a name."""
+    if isinstance(value, Dataset):
+        return "that is a Dataset already"
+    if isinstance(value, np.ndarray) and value.dtype.names is not None:
+        return "name the fields: Dataset({name: array[name] for name in array.dtype.names})"
+    if isinstance(value, (str, os.PathLike)):
+        return "name the field: Dataset(x=path), or open a folder or file by jl.open(path)"
+    return "name the field: Dataset(x=array)"
 
 
 def as_stage(value: Any) -> Stage:
     """Give what a user links as a stage: a Stage, or a plain function of one number or of (src, dst, key)."""
     if isinstance(value, Stage):
         return value
-    if callable(value):
-        count = arity(value)
-        if count == 1:
-            return elementwise(value)  # type: ignore[no-any-return]
-        if count == 3:
-            return stage(value)  # type: ignore[no-any-return]
-        raise TypeError(f"{value!r} takes {count} arguments: a stage function takes one number, or (src, dst, key)")
-    raise TypeError(f"{value!r} is not a stage: give one such as jl.normalize(mean, std), or a function")
+    if isinstance(value, (list, tuple)):
+        raise TypeError("stages come one by one, not as a list: map(field, *stages)")
+    if not callable(value):
+        raise TypeError(f"{value!r} is not a stage: give one such as jl.normalize(mean, std), or a function")
+    if _factory(value):
+        raise TypeError(f"{value.__name__} makes a stage: call it, as {_factory(value)}")
+    if str(getattr(value, "__module__", "")).startswith("jitloader."):
+        raise TypeError(f"{called(value)} of jitloader is not a stage: give one such as jl.normalize(mean, std), or a function")
+    function = written_in_python(value)
+    count = arity(function)
+    if count == 1:
+        return elementwise(function)  # type: ignore[no-any-return]
+    if count == 3:
+        return stage(function)  # type: ignore[no-any-return]
+    raise TypeError(f"{called(value)} takes {count} arguments: a stage function takes one number, or (src, dst, key)")
+
+
+def _factory(value: Any) -> str:
+    """Say how a function of ours that makes a stage is called; "" for any other."""
+    if not str(getattr(value, "__module__", "")).startswith("jitloader.") or not hasattr(value, "__code__"):
+        return ""
+    if value.__annotations__.get("return") not in ("Stage", Stage):
+        return ""
+    needed = [p.name for p in inspect.signature(value).parameters.values() if p.default is p.empty]
+    where = "jl" if hasattr(sys.modules["jitloader"], value.__name__) else "jitloader.stages"
+    return f"{where}.{value.__name__}({', '.join(needed)})"
+
+
+def _check_other(other: Any, what: str) -> None:
+    if not isinstance(other, Dataset):
+        kind = type(other).__name__
+        raise TypeError(f"{what} takes a jl.Dataset, got {kind}: wrap arrays as jl.Dataset(x=array)")
+
+
+def _whole(value: Any, what: str) -> int:
+    """Give a whole number, or refuse it by name."""
+    if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, np.integer)):
+        raise TypeError(f"{what} must be a whole number, got {value!r}")
+    return int(value)
 
 
 def epoch_key(seed: int, epoch: int) -> int:

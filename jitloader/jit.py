@@ -10,14 +10,17 @@ more for its registries). Entry points are called through ctypes, so no thread t
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import ctypes
 import dis
+import functools
 import hashlib
 import importlib.metadata
 import json
 import math
 import os
+import re
 import struct
 import sys
 import tempfile
@@ -56,6 +59,10 @@ class CompileError(PipelineError):
     def __init__(self, what: str, where: str = "") -> None:
         super().__init__(what + (f" [{where}]" if where else ""))
         self.what, self.where = what, where
+
+
+class Refused(CompileError):
+    """A function holds what no kernel may, whatever the types: it would hang, lie, or not end."""
 
 
 class Event(NamedTuple):
@@ -526,7 +533,7 @@ def _undefined(code: bytes) -> list[str]:
 
 def _compile(function: Callable[..., Any], signature: tuple[Type, ...], parallel: bool) -> tuple[dict[str, Any], bytes]:
     """Compile a function behind an entry point over words, and give its description and object code."""
-    from numba.core import compiler, errors, registry
+    from numba.core import compiler, registry
 
     nt = _types()
 
@@ -550,7 +557,8 @@ def _compile(function: Callable[..., Any], signature: tuple[Type, ...], parallel
             lines.append(f"a{i} = {'real' if kind == FLOAT else ''}(words[{at}])")
             at += 1
     body = [*lines, f"result = function({', '.join(names)})"]
-    exec("def entry(words):\n    " + "\n    ".join(body) + "\n    return word(result)", scope)
+    text = "def entry(words):\n    " + "\n    ".join(body) + "\n    return word(result)"
+    exec(compile(text, GENERATED, "exec"), scope)
     try:
         with _apart():
             result = compiler.compile_extra(
@@ -562,8 +570,9 @@ def _compile(function: Callable[..., Any], signature: tuple[Type, ...], parallel
                 flags,
                 {},
             )
-    except errors.NumbaError as error:
-        raise CompileError(*_reason(error)) from None
+    except Exception as error:  # Numba's own have no common base
+        what, place = _reason(error)
+        raise CompileError(what, place or _users(function)[1]) from None
     code = result.library._get_compiled_object()
     externals = _undefined(code)
     for symbol, reason in REFUSED.items():
@@ -573,12 +582,79 @@ def _compile(function: Callable[..., Any], signature: tuple[Type, ...], parallel
     return {"symbol": result.fndesc.llvm_func_name, "externals": externals, "parallel": parallel}, code
 
 
+PYTHON = "a kernel runs without Python: print and other Python calls cannot run in it"
+RANDOM = "{} in a kernel would make batches irreproducible: draws must come from jl.uniform(key, k) and its like"
+BLAS = "np.dot, np.linalg and @ run through Python, which no kernel can: write the loops"
 # What would hang or lie inside a kernel that runs without the GIL, by the symbol that its object code asks for.
 REFUSED = {
-    "numba_gil_ensure": "a kernel runs without Python: no print, no Python objects",
-    "numba_get_np_random_state": "np.random in a kernel cannot be repeated: draw by jl.uniform(key, k)",
-    "numba_get_py_random_state": "random in a kernel cannot be repeated: draw by jl.uniform(key, k)",
+    "numba_gil_ensure": PYTHON,
+    "numba_get_np_random_state": RANDOM.format("np.random"),
+    "numba_get_py_random_state": RANDOM.format("random"),
 }
+
+
+def refuse(function: Callable[..., Any]) -> None:
+    """Raise Refused, with the user's own file and line, for a function that prints, draws by a hidden state or recurses."""
+    for user in _reached(_plain(function)):
+        code = user.__code__
+        for name, value, line in _loads(user):
+            reason = _hidden(value)
+            if isinstance(value, (list, dict, set)):
+                reason = f"{name!r} is a {type(value).__name__}: give a tuple or an array"
+            if reason:
+                raise Refused(f"{user.__name__}: {reason}", f"{code.co_filename} line {line}")
+        if any(user in _reached(_plain(value)) for _, value, _ in _loads(user)):
+            raise Refused(f"{user.__name__}: a kernel cannot call itself", f"{code.co_filename} line {code.co_firstlineno}")
+
+
+def _reached(function: Any) -> list[types.FunctionType]:
+    """List a function of the user's and those of the user's that it calls, and so on."""
+    found: list[types.FunctionType] = []
+    todo = [function]
+    while todo:
+        user = todo.pop()
+        if isinstance(user, types.FunctionType) and user not in found and not _ours(user):
+            found.append(user)
+            todo += [_plain(value) for _, value, _ in _loads(user)]
+    return found
+
+
+def _loads(function: types.FunctionType) -> Iterator[tuple[str, Any, int]]:
+    """Give what a function loads by global name, closure or module attribute (np.matmul for @), its name, and the line.
+
+    Exact, where `helpers` takes any attribute for a global of its name: that may only cost a compilation.
+    """
+    names = {**vars(builtins), **function.__globals__}
+    for cell_name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        with contextlib.suppress(ValueError):  # an empty cell
+            names[cell_name] = cell.cell_contents
+    for code in _codes(function.__code__):
+        line, value = code.co_firstlineno, None
+        lines = {offset: number for offset, number in dis.findlinestarts(code) if number}
+        for instruction in dis.get_instructions(code):
+            line, name = lines.get(instruction.offset, line), instruction.argval
+            if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF"):
+                value = names.get(name)
+            elif instruction.opname in ("LOAD_ATTR", "LOAD_METHOD") and isinstance(value, types.ModuleType):
+                value = getattr(value, name, None)
+            elif instruction.opname == "BINARY_MATRIX_MULTIPLY" or instruction.argrepr in ("@", "@="):
+                value = np.matmul
+            else:
+                value = None
+            if value is not None:
+                yield str(name), value, line
+
+
+def _hidden(value: Any) -> str:
+    """Say why a kernel may not use a value, "" where it may."""
+    if value is print or value is input:
+        return PYTHON
+    if any(value is function for function in (np.dot, np.vdot, np.matmul, np.linalg)):
+        return BLAS
+    name = value.__name__ if isinstance(value, types.ModuleType) else type(getattr(value, "__self__", value)).__module__
+    if name == "numpy.random" or name.startswith("numpy.random."):
+        return RANDOM.format("np.random")
+    return RANDOM.format("random") if name == "random" else ""
 
 
 def _users(function: Callable[..., Any]) -> tuple[str, str]:
@@ -776,57 +852,166 @@ def float32_of(bits: int) -> float:
     return float(struct.unpack("<f", struct.pack("<I", int(bits) & rng.LOW))[0])
 
 
+_OPCODES = {
+    "IMPORT_NAME": "import: do it at the top of the file",
+    "STORE_GLOBAL": "assignment to a global",
+    "DELETE_GLOBAL": "assignment to a global",
+}
+READ_ONLY = "a source is the data itself: write to dst alone"
+# What Numba says, and what we say; the first that is found in its report.
+_PLAINLY = [
+    (r"Cannot modify readonly array|>>> setitem\(readonly", READ_ONLY),
+    (r"^<", "no kernel can run this"),
+    (r"unsupported opcode \(([A-Z_]+)\)", "a kernel has no {opcode}"),
+    (r"Cannot bind .* due to \"TypeError: (.*?)\"", "{call}: {0}"),
+    (r"Cannot unify (.*) and (.*) for '\$", "cannot unify {0} and {1}"),
+    (r"Cannot unify (.*) and (.*) for '(\w+)", "cannot unify {0} and {1} for {2!r}"),
+    (r"Untyped global name '(\w+)'.*<class '(?:\w+\.)*(\w+)'>", "{0!r} is a {1}, which no kernel can use"),
+    (r"^Unsupported constraint encountered: raise", "raise takes an exception with constant arguments"),
+    (r"^(?:No implementation|Invalid use|- Resolution failure)", "no kernel can run {call}"),
+]
+
+
 def _reason(error: Any) -> tuple[str, str]:
-    """Give the last, most exact line of Numba's report, and the file and line of the user's own code."""
+    """Give the most exact part of Numba's report as a short sentence, and the file and line of the user's own code."""
     text = str(error)
-    place = getattr(error, "loc", None)
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    known = [
-        s
-        for s in lines
-        if s.startswith(("Unknown attribute", "No implementation", "NameError", "Invalid use", "Undecided"))
-    ]
-    line = (
-        known or [s for s in lines if not s.startswith(("File", "During", "Failed in", "-", "<"))] or lines or [""]
-    )[0]
-    where = f"{place.filename} line {place.line}" if place is not None else ""
-    return line, where
+    loc = getattr(error, "loc", None)
+    where = f"{loc.filename} line {loc.line}" if loc is not None and not _internal(loc.filename) else ""
+    raised = re.search(r"\.+ ?Raised from (.*?)(?: \((\d+)\))?$", text.rstrip())
+    if raised:
+        text = text[: raised.start()]
+        where = f"{raised[1]} line {raised[2]}" if raised[2] else where
+    # Each function within which it failed has its part, the innermost last: the last one in the user's own file tells.
+    parts = re.split(r"(?:\w+Error: )?Failed in .* pipeline \(step: .*\)", text)
+    part = parts[-1]
+    for inner in reversed(parts):
+        place = re.search(r"During: typing of .* at (.*) \((\d+)\)|^ *File \"(.*)\", line (\d+):", inner, re.MULTILINE)
+        if place and not _internal(place[1] or place[3]):
+            part = inner
+            where = f"{place[1]} line {place[2]}" if place[1] else where
+            break
+    lines = [line.strip() for line in part.splitlines() if line.strip()] or [text.strip()]
+    call = next((line[3:].strip() for line in lines if line.startswith(">>>")), "")
+    for pattern, plainly in _PLAINLY:
+        found = re.search(pattern, part.strip())
+        if found:
+            groups = found.groups()
+            opcode = _OPCODES.get(groups[0], groups[0]) if groups else ""
+            return _short(plainly.format(*groups, call=call, opcode=opcode)), where
+    return _short(lines[0]), where
 
 
-def infer(function: Callable[..., Any], kinds: Sequence[str]) -> str:
-    """Give the dtype name that a function of scalars returns, by type inference alone (2 ms), remembered on disk.
+def _internal(file: str) -> bool:
+    """Whether a file name is of no use to the user: generated, of this package, or of Numba."""
+    inside = [os.path.dirname(__file__) + os.sep, os.sep + "numba" + os.sep]
+    return file in (GENERATED, "<string>") or file.startswith(inside[0]) or inside[1] in file
 
-    `kinds` are dtype names. Raises CompileError with the user's own file and line.
+
+def _short(line: str) -> str:
+    """Give a line of Numba's without its inner names and addresses."""
+    function = r"<(?:built-in )?(?:function|method|ufunc) '?([\w.<>]+?)'?(?: at 0x\w+)?>"
+    line = re.sub(rf"(?:Function|Dispatcher|type\(CPUDispatcher)?\(?{function}\)*", r"\1", line)
+    line = re.sub(r"(?:Unicode|Literal)\[(\w+)\]\([^()]*\)", r"\1", line).replace("unicode_type", "str")
+    line = re.sub(r"\bint\(-?\d+\)", "int64", line)
+    line = re.sub(r"\w+\(<module '([\w.]+)'[^>]*>\)", r"\1", line).replace("readonly array", "array")
+    line = re.sub(r" at 0x[0-9a-f]+|\s*\$[\w.]+|\[\d+m|\x1b", "", line)
+    line = line if len(line) <= 200 else line[:200].rstrip() + " ..."
+    return line.rstrip(".:")
+
+
+def infer(function: Callable[..., Any], kinds: Sequence[str | Array], sources: int = 0) -> str:
+    """Give the dtype name that a function returns ("none" where it is no number), by type inference alone, remembered on disk.
+
+    `kinds` are the dtype names of numbers, or Arrays, the first `sources` of which may only be read: they can be the
+    user's own file. Raises CompileError with the user's own file and line; Refused for
+    what no kernel may do.
     """
-    key = fingerprint(function, tuple(kinds), "type", _platform())
+    key = fingerprint(function, tuple(kinds), sources, "typing", _platform())
     folder = cache_folder()
     file = folder / f"{key[:40]}.type" if folder else None
+    if key in _inferred:
+        return _inferred[key]
     found = _read(file) if file else None
     if found:
-        return str(found[0]["dtype"])
-    from numba.core import errors, registry
-
-    nt = _types()
-    from numba.core.compiler import run_frontend
-    from numba.core.typed_passes import type_inference_stage
+        return _inferred.setdefault(key, str(found[0]["dtype"]))
+    refuse(function)
+    from numba.core import registry
     from numba.np.numpy_support import as_dtype
 
+    nt = _types()
     _register(function)
     target = registry.cpu_target
     target.target_context.refresh()
     target.typing_context.refresh()
-    arguments = [_numba_type(k) for k in kinds]
+    arguments = [
+        nt.Array(_numba_type(k.dtype), k.ndim, "C", readonly=i < sources) if isinstance(k, Array) else _numba_type(k)
+        for i, k in enumerate(kinds)
+    ]
+    typing = _typing()
     try:
-        typed = type_inference_stage(
-            target.typing_context, target.target_context, run_frontend(_plain(function)), arguments, None
-        )
-        result = typed.return_type
-        dtype = "none" if isinstance(result, nt.NoneType) else as_dtype(nt.unliteral(result)).name
-    except errors.NumbaError as error:
-        raise CompileError(*_reason(error)) from None
+        result = typing(_plain(function), arguments)
+    except Exception as error:  # Numba's own have no common base
+        reason, where = _reason(error)
+        if not sources or reason == READ_ONLY:
+            raise CompileError(reason, where) from None
+        try:  # a function of one signature, say, takes no array that is read-only
+            result = typing(_plain(function), [a.copy(readonly=False) if hasattr(a, "ndim") else a for a in arguments])
+        except Exception:
+            raise CompileError(reason, where) from None
+    dtype = "none"
+    with contextlib.suppress(Exception):  # a string, a tuple: no number
+        dtype = as_dtype(nt.unliteral(result)).name
     if file:
         _write(file, {"dtype": dtype}, b"")
-    return dtype
+    return _inferred.setdefault(key, dtype)
+
+
+_inferred: dict[str, str] = {}
+
+
+@functools.cache
+def _typing() -> Any:
+    """Give Numba's compiler cut off after type inference: what it accepts is what a whole compilation would type."""
+    from numba.core import compiler, errors, registry
+    from numba.core.compiler_machinery import AnalysisPass, PassManager, register_pass
+    from numba.core.typed_passes import NoPythonSupportedFeatureValidation, NopythonTypeInference
+
+    nt = _types()
+
+    @register_pass(mutates_CFG=False, analysis_only=True)  # type: ignore[untyped-decorator, unused-ignore]
+    class Typed(AnalysisPass):  # type: ignore[misc, unused-ignore]
+        _name = "jitloader_typed"
+
+        def __init__(self) -> None:
+            super().__init__()
+
+        def run_pass(self, state: Any) -> bool:
+            for kind in state.typemap.values():  # methods that write, which Numba lets pass
+                writes = isinstance(kind, nt.BoundFunction) and kind.typing_key in ("array.sort", "array.fill")
+                if writes and not getattr(kind.this, "mutable", True):
+                    raise errors.TypingError("Cannot modify readonly array", loc=state.func_ir.loc)
+            raise compiler._EarlyPipelineCompletion(state.return_type)
+
+    class Typing(compiler.CompilerBase):  # type: ignore[misc, unused-ignore]
+        def define_pipelines(self) -> list[Any]:
+            passes = PassManager("jitloader typing")
+            passes.passes.extend(compiler.DefaultPassBuilder.define_untyped_pipeline(self.state).passes)
+            passes.add_pass(NopythonTypeInference, "typing")
+            passes.add_pass(NoPythonSupportedFeatureValidation, "features")
+            passes.add_pass(Typed, "typed")
+            passes.finalize()
+            return [passes]
+
+    flags = compiler.Flags()
+    flags.nrt, flags.error_model = True, "numpy"
+    flags.enable_looplift = flags.enable_pyobject = flags.force_pyobject = False
+
+    def run(function: Any, arguments: Sequence[Any]) -> Any:
+        target = registry.cpu_target
+        contexts = target.typing_context, target.target_context
+        return compiler.compile_extra(*contexts, function, arguments, None, flags, {}, pipeline_class=Typing)
+
+    return run
 
 
 # ---------------------------------------------------------------------------------------------------------------------

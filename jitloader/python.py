@@ -16,6 +16,26 @@ from .errors import PipelineError
 ROWS = "row numbers"  # the name of the output that carries them: no field can have it
 
 
+_types: dict[tuple[str, ...], Any] = {}
+
+
+def batch_type(fields: tuple[str, ...]) -> Any:
+    """Give the NamedTuple type of a batch of these fields; one that is no identifier is `_k` there, its place k.
+
+    Its values pickle and copy: by the names of their fields, for no module holds the type.
+    """
+    if fields not in _types:
+        made = collections.namedtuple("Batch", fields, rename=True)  # type: ignore[misc]
+        made.__reduce__ = lambda batch: (rebuilt, (fields, tuple(batch)))  # type: ignore
+        _types[fields] = made
+    return _types[fields]
+
+
+def rebuilt(fields: tuple[str, ...], values: tuple[Any, ...]) -> Any:
+    """Give the batch that was pickled."""
+    return batch_type(fields)(*values)
+
+
 class Applied(NamedTuple):
     """A Python function linked to a data set: whether it takes rows, the salt of its draws, where it was linked, and
     the types of what it gave first."""
@@ -88,7 +108,7 @@ def merge(made: Applied, batch: Any, result: Any) -> Any:
             return batch._replace(**result)
         names = (*batch._fields, *(n for n in result if n not in batch._fields))
         values = {**batch._asdict(), **result}
-        return collections.namedtuple("Batch", names, rename=True)(*values.values())
+        return batch_type(names)(*values.values())
     return result
 
 

@@ -91,8 +91,10 @@ def records(array: Any, *, field: str = "array") -> Samples:
     Shape (n, *shape), any strides, any dtype but Python objects; the array is referred to, never copied. Raises
     ValueError for a 0-d array and TypeError for an object array, naming the field.
     """
+    if isinstance(array, np.ma.MaskedArray):
+        raise TypeError(f"field {field!r} is a masked array, and kernels see no mask: give array.filled(value)")
     if not isinstance(array, np.ndarray):
-        array = np.asarray(array)
+        array = _as_array(array, field)
     array = array.view(np.ndarray)
     if array.ndim == 0:
         raise ValueError(f"field {field!r} is 0-d: it has no rows")
@@ -101,11 +103,26 @@ def records(array: Any, *, field: str = "array") -> Samples:
     if array.dtype.names is not None:
         names = ", ".join(array.dtype.names)
         raise TypeError(
-            f"field {field!r} holds records: give its columns as fields of their own, array[name] for {names}"
+            f"field {field!r} holds records: give its columns ({names}) as fields of their own, "
+            "Dataset({name: array[name] for name in array.dtype.names})"
         )
     carrier, view = carry(array)
     part, strides = flatten(view)
     return Samples("records", (part,), array.dtype, carrier, tuple(array.shape[1:]), strides, Rows(len(array)))
+
+
+def _as_array(value: Any, field: str) -> np.ndarray:
+    """Give a list or another library's array as an array, or refuse what is neither."""
+    try:
+        array = np.asarray(value)
+    except (ValueError, TypeError):
+        if isinstance(value, (list, tuple)):
+            raise ValueError(f"field {field!r}: rows differ in length: give jl.ragged(rows)") from None
+        raise TypeError(f"field {field!r} is of type {type(value).__name__}: give an array") from None
+    if array.ndim == 0 and array.dtype.hasobject:
+        what = "None" if value is None else f"of type {type(value).__name__}"
+        raise TypeError(f"field {field!r} is {what}: give an array")
+    return array
 
 
 def flatten(array: np.ndarray) -> tuple[Part, tuple[int, ...]]:
@@ -153,7 +170,10 @@ def as_indices(indices: Any, count: int, what: str = "indices") -> np.ndarray:
 
     Raises ValueError for a mask of another length, TypeError for floats, IndexError for a row that is not there.
     """
-    array = np.asarray(indices)
+    try:
+        array = np.asarray(indices)
+    except ValueError:
+        raise TypeError(f"{what} must be integers or a bool mask, got rows of different lengths") from None
     if array.dtype == bool:
         if array.shape != (count,):
             raise ValueError(f"mask has {array.size} entries, the data has {count} rows")

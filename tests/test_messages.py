@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import copy
+import functools
+import math
+import pickle
+import random
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -39,6 +44,110 @@ def hundredfold(x: Any) -> Any:
     return x * 100
 
 
+def prints(x: Any) -> Any:
+    print(x)
+    return x
+
+
+def prints_below(x: Any) -> Any:
+    return prints(x) + 1
+
+
+def rolls(src: Any, dst: Any, key: Any) -> None:
+    dst[0] = np.random.rand()
+
+
+def rolls_python(src: Any, dst: Any, key: Any) -> None:
+    dst[0] = random.random()
+
+
+def multiplies(src: Any, dst: Any, key: Any) -> None:
+    dst[0] = src @ src
+
+
+def bad_array(src: Any, dst: Any, key: Any) -> None:
+    dst[0] = src.foo
+
+
+TABLE = [1.0, 2.0]
+
+
+def from_list(src: Any, dst: Any, key: Any) -> None:
+    dst[0] = TABLE[int(src[0])]
+
+
+def writes_source(src: Any, dst: Any, key: Any) -> None:
+    src[0] = 1
+
+
+def sorts_source(src: Any, dst: Any, key: Any) -> None:
+    src.sort()
+
+
+def far(src: Any, dst: Any, key: Any) -> None:
+    dst[10**7] = 1
+
+
+def near(src: Any, dst: Any, key: Any) -> None:
+    dst[7] = 1
+
+
+def raises(x: Any) -> Any:
+    if x > 5:
+        raise ValueError("too large")
+    return x
+
+
+def recurses(x: Any) -> Any:
+    return x if x < 0 else recurses(x - 1)
+
+
+def two_kinds(x: Any) -> Any:
+    return x if x > 0 else "a"
+
+
+def adds_text(x: Any) -> Any:
+    return x + "a"
+
+
+def needs_two(a: Any, b: Any) -> Any:
+    return a + b
+
+
+def gives_one(x: Any) -> Any:
+    return needs_two(x)  # type: ignore[call-arg]
+
+
+def imports(x: Any) -> Any:
+    import math
+
+    return math.sqrt(x)
+
+
+def catches(x: Any) -> Any:
+    try:
+        return 1 / x
+    except ZeroDivisionError as error:  # noqa: F841
+        return 0.0
+
+
+def whole(x: Any) -> Any:
+    return 300
+
+
+def same(src: Any, dst: Any, key: Any) -> None:
+    for i in range(dst.size):
+        dst[i] = src[i]
+
+
+class Holder:
+    def __call__(self, x: Any) -> Any:
+        return x
+
+    def method(self, x: Any) -> Any:
+        return x
+
+
 def lines_of(function: Callable[..., Any]) -> int:
     """Give the line where a function was written."""
     return function.__code__.co_firstlineno
@@ -56,14 +165,42 @@ ARRAYS = [
     (
         lambda: jl.Dataset(x=np.zeros(3, [("a", "i4"), ("b", "f4")])),
         TypeError,
-        "field 'x' holds records: give its columns as fields of their own, array[name] for a, b",
+        "field 'x' holds records: give its columns (a, b) as fields of their own, "
+        "Dataset({name: array[name] for name in array.dtype.names})",
     ),
     (
         lambda: jl.Dataset({1: Y}),
         TypeError,
         "a field name is a string of at least one character, got 1",
     ),
+    (lambda: jl.Dataset(X), TypeError, "name the field: Dataset(x=array)"),
+    (lambda: jl.Dataset(DATA), TypeError, "that is a Dataset already"),
+    (
+        lambda: jl.Dataset("x.npy"),
+        TypeError,
+        "name the field: Dataset(x=path), or open a folder or file by jl.open(path)",
+    ),
+    (
+        lambda: jl.Dataset(np.zeros(3, [("a", "i4"), ("b", "f4")])),
+        TypeError,
+        "name the fields: Dataset({name: array[name] for name in array.dtype.names})",
+    ),
+    (
+        lambda: jl.Dataset(x=[[1], [2, 3]]),
+        ValueError,
+        "field 'x': rows differ in length: give jl.ragged(rows)",
+    ),
+    (lambda: jl.Dataset(x=DATA), TypeError, "field 'x' is a Dataset: join the fields of two by zip"),
+    (lambda: jl.Dataset(x=None), TypeError, "field 'x' is None: give an array"),
+    (lambda: jl.Dataset(x={"a": 1}), TypeError, "field 'x' is of type dict: give an array"),
+    (
+        lambda: jl.Dataset(x=np.ma.masked_array([1, 2], [True, False])),
+        TypeError,
+        "field 'x' is a masked array, and kernels see no mask: give array.filled(value)",
+    ),
 ]
+
+INDEX = "a data set is indexed by a row number, a slice, an array of row numbers or a mask, got "
 
 ROWS = [
     (lambda: DATA[10], IndexError, "row 10 is out of range: the data has 10 rows"),
@@ -101,6 +238,35 @@ ROWS = [
         TypeError,
         "a data set is not iterable: use jl.Loader(data, batch_size) for batches, or data[i] for a sample",
     ),
+    (lambda: DATA[1.0], TypeError, INDEX + "1.0"),
+    (lambda: DATA["x"], TypeError, INDEX + "'x'; for a field, keep(name)"),
+    (lambda: DATA[None], TypeError, INDEX + "None"),
+    (lambda: DATA[...], TypeError, INDEX + "Ellipsis"),
+    (lambda: DATA[True], TypeError, INDEX + "True"),
+    (lambda: DATA[1, 2], TypeError, INDEX + "(1, 2); for several rows, give a list"),
+    (lambda: DATA[1.5:], TypeError, "a slice of rows takes whole numbers, got slice(1.5, None, None)"),
+    (
+        lambda: DATA[[[1], [2, 3]]],
+        TypeError,
+        "indices must be integers or a bool mask, got rows of different lengths",
+    ),
+    (lambda: DATA.take(True), TypeError, "take: n must be a whole number, got True"),
+    (lambda: DATA.take(2.5), TypeError, "take: n must be a whole number, got 2.5"),
+    (lambda: DATA.split("a"), TypeError, "split takes fractions above 0 that sum to at most 1, got 'a'"),
+    (lambda: DATA.split(True), TypeError, "split takes fractions above 0 that sum to at most 1, got True"),
+    (lambda: DATA.split(0.5, seed=1.5), TypeError, "split: seed must be a whole number, got 1.5"),
+    (lambda: DATA.zip(X), TypeError, "zip takes a jl.Dataset, got ndarray: wrap arrays as jl.Dataset(x=array)"),
+    (lambda: DATA.concat(X), TypeError, "concat takes a jl.Dataset, got ndarray: wrap arrays as jl.Dataset(x=array)"),
+    (
+        lambda: DATA.take(0).statistics("x"),
+        ValueError,
+        "statistics takes at least one row: the data has none",
+    ),
+    (
+        lambda: pickle.dumps(DATA.map("x", jl.clip(0, 1))),
+        TypeError,
+        "a data set with stages or access patterns does not pickle: pickle one of plain arrays, and link after",
+    ),
     (lambda: DATA.statistics("z"), KeyError, "no field 'z': there are x, y"),
 ]
 
@@ -128,6 +294,22 @@ STAGES = [
     ),
     (lambda: jl.random_flip(2), ValueError, "random_flip: p must be in [0, 1], got 2"),
     (lambda: jl.transpose((0, 0)), ValueError, "transpose: axes must name each axis once, got (0, 0)"),
+    (
+        lambda: jl.stage(shape=(-2,))(same),
+        TypeError,
+        "same: shape must be whole numbers of at least 0, got (-2,)",
+    ),
+    (lambda: jl.stage(shape="ab")(same), TypeError, "same: shape must be whole numbers of at least 0, got 'ab'"),
+    (
+        lambda: jl.stage(dtype="O")(same),
+        TypeError,
+        "same: a kernel cannot write object; it can write bool, int8 to int64, uint8 to uint64, float32, float64",
+    ),
+    (
+        lambda: jl.stage(dtype="float16")(same),
+        TypeError,
+        "same: a kernel cannot write float16; it can write bool, int8 to int64, uint8 to uint64, float32, float64",
+    ),
     (lambda: jl.one_hot(0), ValueError, "one_hot: classes must be a whole number of at least 1, got 0"),
 ]
 
@@ -193,6 +375,157 @@ LINKS = [
         "stage 0 'nothing' on field 'x': nothing must return a number; "
         f"got float64 (4,) [{HERE} line {lines_of(nothing)}]",
     ),
+    (
+        lambda: DATA.map("x", prints),
+        jl.PipelineError,
+        "stage 0 'prints' on field 'x': prints: a kernel runs without Python: print and other Python calls cannot run in it; "
+        f"got float64 (4,) [{HERE} line {lines_of(prints) + 1}]",
+    ),
+    (
+        lambda: DATA.map("x", prints_below),
+        jl.PipelineError,
+        "stage 0 'prints_below' on field 'x': prints: a kernel runs without Python: print and other Python calls cannot run in it; "
+        f"got float64 (4,) [{HERE} line {lines_of(prints) + 1}]",
+    ),
+    (
+        lambda: DATA.map("x", rolls),
+        jl.PipelineError,
+        "stage 0 'rolls' on field 'x': rolls: np.random in a kernel would make batches irreproducible: "
+        "draws must come from jl.uniform(key, k) and its like; "
+        f"got float64 (4,) [{HERE} line {lines_of(rolls) + 1}]",
+    ),
+    (
+        lambda: DATA.map("x", rolls_python),
+        jl.PipelineError,
+        "stage 0 'rolls_python' on field 'x': rolls_python: random in a kernel would make batches irreproducible: "
+        "draws must come from jl.uniform(key, k) and its like; "
+        f"got float64 (4,) [{HERE} line {lines_of(rolls_python) + 1}]",
+    ),
+    (
+        lambda: DATA.map("x", multiplies),
+        jl.PipelineError,
+        "stage 0 'multiplies' on field 'x': multiplies: np.dot, np.linalg and @ run through Python, "
+        "which no kernel can: write the loops; "
+        f"got float64 (4,) [{HERE} line {lines_of(multiplies) + 1}]",
+    ),
+    (
+        lambda: DATA.map("x", from_list),
+        jl.PipelineError,
+        "stage 0 'from_list' on field 'x': from_list: 'TABLE' is a list: give a tuple or an array; "
+        f"got float64 (4,) [{HERE} line {lines_of(from_list) + 1}]",
+    ),
+    (
+        lambda: DATA.map("x", recurses),
+        jl.PipelineError,
+        "stage 0 'recurses' on field 'x': recurses: a kernel cannot call itself; "
+        f"got float64 (4,) [{HERE} line {lines_of(recurses) + 0}]",
+    ),
+    (
+        lambda: DATA.map("x", bad_array),
+        jl.PipelineError,
+        "stage 0 'bad_array' on field 'x': cannot take float64: Unknown attribute 'foo' of type array(float64, 1d, C); "
+        f"got float64 (4,) [{HERE} line {lines_of(bad_array) + 1}]",
+    ),
+    (
+        lambda: DATA.map("x", writes_source),
+        jl.PipelineError,
+        "stage 0 'writes_source' on field 'x': cannot take float64: a source is the data itself: write to dst alone; "
+        f"got float64 (4,) [{HERE} line {lines_of(writes_source) + 1}]",
+    ),
+    (
+        lambda: DATA.map("x", two_kinds),
+        jl.PipelineError,
+        "stage 0 'two_kinds' on field 'x': cannot take float64: cannot unify float64 and str; "
+        f"got float64 (4,) [{HERE} line {lines_of(two_kinds) + 1}]",
+    ),
+    (
+        lambda: DATA.map("x", adds_text),
+        jl.PipelineError,
+        "stage 0 'adds_text' on field 'x': cannot take float64: no kernel can run add(float64, str); "
+        f"got float64 (4,) [{HERE} line {lines_of(adds_text) + 1}]",
+    ),
+    (
+        lambda: DATA.map("x", gives_one),
+        jl.PipelineError,
+        "stage 0 'gives_one' on field 'x': cannot take float64: needs_two(float64): missing a required argument: 'b'; "
+        f"got float64 (4,) [{HERE} line {lines_of(gives_one) + 1}]",
+    ),
+    (
+        lambda: DATA.map("x", imports),
+        jl.PipelineError,
+        "stage 0 'imports' on field 'x': cannot take float64: a kernel has no import: do it at the top of the file; "
+        f"got float64 (4,) [{HERE} line {lines_of(imports) + 1}]",
+    ),
+    (
+        lambda: DATA.map("x", catches),
+        jl.PipelineError,
+        "stage 0 'catches' on field 'x': cannot take float64: Exception object cannot be stored into variable (error); "
+        f"got float64 (4,) [{HERE} line {lines_of(catches) + 3}]",
+    ),
+    (
+        lambda: jl.Dataset(x=np.ones(3, np.longdouble)).map("x", jl.normalize(0, 1)),
+        jl.PipelineError,
+        "stage 0 'normalize' on field 'x': normalize takes numbers of at most 64 bits; "
+        f"got {np.dtype(np.longdouble)} () [{{here}}]",
+    ),
+    (
+        lambda: jl.Dataset(x=np.ones(3, complex)).map("x", jl.stage(same)),
+        jl.PipelineError,
+        "stage 0 'same' on field 'x': same takes numbers of at most 64 bits; "
+        f"got complex128 () [{HERE} line {lines_of(same)}]",
+    ),
+    (
+        lambda: DATA.map("x", jl.stage(out=lambda spec: 3)(same)),
+        jl.PipelineError,
+        "stage 0 'same' on field 'x': same: out must give a jl.Spec for each target, got 3; "
+        f"got float64 (4,) [{HERE} line {lines_of(same)}]",
+    ),
+    (
+        lambda: DATA.map("x", sorts_source),
+        jl.PipelineError,
+        "stage 0 'sorts_source' on field 'x': cannot take float64: a source is the data itself: write to dst alone; "
+        f"got float64 (4,) [{HERE} line {lines_of(sorts_source)}]",
+    ),
+    (
+        lambda: DATA.map("x", jl.stage),
+        TypeError,
+        "stage of jitloader is not a stage: give one such as jl.normalize(mean, std), or a function",
+    ),
+    (lambda: DATA.map("x", jl.scale), TypeError, "scale makes a stage: call it, as jl.scale()"),
+    (lambda: DATA.map("x", jl.normalize), TypeError, "normalize makes a stage: call it, as jl.normalize(mean, std)"),
+    (
+        lambda: DATA.map("x", [jl.clip(0, 1)]),
+        TypeError,
+        "stages come one by one, not as a list: map(field, *stages)",
+    ),
+    (lambda: DATA.map("x"), ValueError, "map takes at least one stage, as map('x', jl.clip(0, 1))"),
+    (lambda: DATA.map(3, jl.clip(0, 1)), TypeError, "map takes the name of a field, or several, got 3"),
+    (
+        lambda: DATA.map("x", np.add),
+        TypeError,
+        "add takes 2 arguments: a stage function takes one number, or (src, dst, key)",
+    ),
+    (
+        lambda: DATA.map("x", functools.partial(math.pow, 2)),
+        TypeError,
+        "a stage is made of a plain function, got an object of type partial: wrap it in def or lambda",
+    ),
+    (
+        lambda: DATA.map("x", Holder().method),
+        TypeError,
+        "a stage is made of a plain function, got an object of type method: wrap it in def or lambda",
+    ),
+    (
+        lambda: DATA.map("x", len),
+        jl.PipelineError,
+        "stage 0 'len' on field 'x': cannot take float64: no kernel can run len(float64); got float64 (4,) [{here}]",
+    ),
+    (
+        lambda: IMAGES.map("image", jl.random_crop(8, padding=2, fill=300)),
+        jl.PipelineError,
+        "stage 0 'random_crop(8)' on field 'image': random_crop(8) puts in 300, which uint8 cannot hold; "
+        "got uint8 (8, 8, 3) [{here}]",
+    ),
 ]
 
 RUNS = [
@@ -217,6 +550,43 @@ RUNS = [
         jl.PipelineError,
         "stage 0 'beyond' on field 'x', row 3, epoch 0: IndexError: index 4 is out of bounds for axis 0 with size 4\n"
         f"  in {HERE} line {lines_of(beyond) + 2}; data[3] reproduces it",
+    ),
+    (
+        lambda: DATA.map("x", far)[:],
+        jl.PipelineError,
+        "stage 0 'far' on field 'x', row 0, epoch 0: IndexError: "
+        "index 10000000 is out of bounds for axis 0 with size 4\n"
+        f"  in {HERE} line {lines_of(far) + 1}; data[0] reproduces it",
+    ),
+    (
+        lambda: list(jl.Loader(DATA.map("x", near), 4)),
+        jl.PipelineError,
+        "stage 0 'near' on field 'x', row 0, epoch 0: IndexError: index 7 is out of bounds for axis 0 with size 4\n"
+        f"  in {HERE} line {lines_of(near) + 1}; data[0] reproduces it",
+    ),
+    (
+        lambda: DATA.map("x", raises)[:],
+        jl.PipelineError,
+        "stage 0 'raises' on field 'x', row 1, epoch 0: ValueError: too large\n"
+        f"  in {HERE} line {lines_of(raises) + 2}; data[1] reproduces it",
+    ),
+    (
+        lambda: jl.Dataset(x=np.array([3.0, 300.0])).map("x", jl.cast("uint8"))[:],
+        jl.PipelineError,
+        "stage 0 'cast(uint8)' on field 'x', row 1, epoch 0: value 300.0 does not fit uint8\n"
+        "  in {here}; data[1] reproduces it",
+    ),
+    (
+        lambda: jl.Dataset(x=np.array([3.0, np.nan])).map("x", jl.cast("uint8"))[1],
+        jl.PipelineError,
+        "stage 0 'cast(uint8)' on field 'x', row 1, epoch 0: value nan does not fit uint8\n"
+        "  in {here}; data[1] reproduces it",
+    ),
+    (
+        lambda: DATA.map("x", jl.elementwise(whole, dtype="uint8"))[0],
+        jl.PipelineError,
+        "stage 0 'whole' on field 'x', row 0, epoch 0: a result does not fit uint8\n"
+        f"  in {HERE} line {lines_of(whole)}; data[0] reproduces it",
     ),
     (
         lambda: list(jl.Loader(DATA, 2, order=[0, 99])),
@@ -343,3 +713,146 @@ def test_library_frames_are_few() -> None:
     frames = [entry.path for entry in raised.traceback]
     assert str(frames[0]) == HERE
     assert len(frames) <= 4
+
+
+@pytest.mark.parametrize("function", [math.sqrt, abs, float, np.sqrt, np.float32, jl.elementwise(math.sqrt)])
+def test_functions_of_python_and_numpy_are_stages(function: Any) -> None:
+    """What Numba knows by itself is linked like a function of the user's own, and gives its own results."""
+    found = DATA.map("x", function)[:].x
+
+    plain = math.sqrt if isinstance(function, tuple) else function
+    assert (found == np.array([[plain(v) for v in row] for row in X])).all()
+
+
+def test_two_ufuncs_do_not_share_a_kernel() -> None:
+    """The key of a kernel tells one built-in function from another."""
+    assert not (DATA.map("x", np.sqrt)[:].x == DATA.map("x", np.cbrt)[:].x).all()
+
+
+def test_rows_in_steps() -> None:
+    """A slice of any step is a batch."""
+    assert (DATA[::-3].y == Y[::-3]).all()
+    assert (DATA[8:1:-2].x == X[8:1:-2]).all()
+
+
+@pytest.mark.parametrize("again", [lambda b: pickle.loads(pickle.dumps(b)), copy.deepcopy, copy.copy])
+def test_batches_pickle_and_copy(again: Callable[[Any], Any]) -> None:
+    """A batch of a data set, of a loader, after apply or of names that are no identifiers comes back as it was."""
+    applied = DATA.apply(lambda batch: {"z": batch.x + 1})
+    for batch in (DATA[0:3], DATA[2], next(iter(jl.Loader(DATA, 3))), applied[0:2], jl.Dataset({"a b": Y})[0:2]):
+        back = again(batch)
+        assert type(back) is type(batch)
+        for one, other in zip(back, batch, strict=True):
+            np.testing.assert_array_equal(one, other)
+
+
+def test_data_sets_of_plain_arrays_pickle(tmp_path: Path) -> None:
+    """Arrays in memory travel along, files by reference; rows taken, fields kept and joined parts stay."""
+    np.save(tmp_path / "x.npy", X)
+    data = (
+        jl.Dataset(x=tmp_path / "x.npy", y=Y)
+        .concat(jl.Dataset(x=X[::-1].copy(), y=Y))
+        .select([3, 12, 3])
+        .keep("y", "x")
+    )
+    text = pickle.dumps(data)
+    back = pickle.loads(text)
+
+    assert b"x.npy" in text
+    assert back.fields == ("y", "x")
+    for one, other in zip(back[:], data[:], strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_deepcopy_of_mapped_data(tmp_path: Path) -> None:
+    """A deep copy holds its own bytes."""
+    np.save(tmp_path / "x.npy", X)
+    made = copy.deepcopy(jl.Dataset(x=tmp_path / "x.npy").map("x", jl.clip(0, 1)))
+
+    (tmp_path / "x.npy").write_bytes(b"")
+    assert (made[:].x == np.clip(X, 0, 1)).all()
+
+
+def test_cut_files_are_seen_before_they_are_read(tmp_path: Path) -> None:
+    """Every way to read rows asks first whether the mapped file is still whole."""
+    np.save(tmp_path / "x.npy", np.zeros((5000, 4)))
+    data = jl.Dataset(x=tmp_path / "x.npy")
+    with (tmp_path / "x.npy").open("r+b") as file:
+        file.truncate(4096)
+    reads: list[Callable[[], Any]] = [
+        data.verify,
+        lambda: data[4000],
+        lambda: data[:],
+        lambda: data.statistics("x"),
+        lambda: data.save(tmp_path / "out"),
+        lambda: data.concat(jl.Dataset(x=np.zeros((1, 4)))).take(3)[:],
+    ]
+    for read in reads:
+        with pytest.raises(jl.DataError, match="truncated under its map: 160128 bytes expected, 4096 found"):
+            read()
+
+
+def test_seeds_of_split_may_be_negative() -> None:
+    """Any whole number is a seed, and another one parts otherwise."""
+    first, second = (DATA.split(0.5, 0.5, seed=seed)[0][:].y for seed in (-1, 1))
+
+    assert len(first) == len(second) == 5 and (first != second).any()
+
+
+def mean(src: Any, dst: Any, key: Any) -> None:
+    dst[0] = src.mean()
+
+
+def test_a_method_of_the_name_of_the_stage_is_no_call_of_itself() -> None:
+    """What is loaded is looked at, not what is only named."""
+    assert (DATA.map("x", jl.stage(shape=())(mean))[:].x == X.mean(1)).all()
+
+
+def test_closures_over_lists_are_refused() -> None:
+    """What a closure holds is looked at like a global."""
+    values = [1.0, 2.0]
+
+    def pick(src: Any, dst: Any, key: Any) -> None:
+        dst[0] = values[0]
+
+    with pytest.raises(jl.PipelineError, match="pick: 'values' is a list: give a tuple or an array"):
+        DATA.map("x", pick)
+
+
+def test_functions_that_call_each_other_are_refused() -> None:
+    """Recursion over two functions is found like that of one."""
+    with pytest.raises(jl.PipelineError, match="a kernel cannot call itself"):
+        DATA.map("x", ping)
+
+
+def ping(x: Any) -> Any:
+    return pong(x)
+
+
+def pong(x: Any) -> Any:
+    return ping(x - 1)
+
+
+def test_functions_of_one_signature_are_taken() -> None:
+    """A function compiled by the user for arrays that can be written to may be called with a source."""
+    numba = pytest.importorskip("numba")
+    total = numba.njit("float64(float64[::1])")(lambda values: values.sum())
+
+    def sums(src: Any, dst: Any, key: Any) -> None:
+        dst[0] = total(src)
+
+    assert (DATA.map("x", jl.stage(shape=())(sums))[:].x == X.sum(1)).all()
+
+
+def test_fields_of_anything_with_keys() -> None:
+    """What can be read by key, as a data frame or an .npz file, gives its columns as fields."""
+
+    class Frame:
+        def keys(self) -> list[str]:
+            return ["a", "b"]
+
+        def __getitem__(self, name: str) -> Any:
+            return Y
+
+    assert jl.Dataset(Frame()).fields == ("a", "b")  # type: ignore[arg-type]
+    assert jl.Dataset(a=X, b=X).map({"a": 0, "b": 0}.keys(), jl.clip(0, 1))[0].b.max() == 1  # type: ignore[arg-type]

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import inspect
 import sys
+import types
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -112,8 +113,10 @@ def caller() -> str:
 
 
 def source_of(function: Kernel) -> str:
-    """Give the file and line where a function was written."""
+    """Give the file and line where a function was written; for one that Numba knows, nothing."""
     code = jit._plain(function).__code__
+    if code.co_filename == BUILTIN:
+        return ""
     return f"{code.co_filename} line {code.co_firstlineno}"
 
 
@@ -124,10 +127,45 @@ def wide(dtype: np.dtype) -> str:
     return "bool" if dtype.kind == "b" else "float64"
 
 
+BUILTIN = __file__ + " built-in"  # the file name of functions made round those of Python and NumPy
+
+
+def written_in_python(function: Kernel) -> Kernel:
+    """Give a function that Numba can read: one of Python's or NumPy's own (math.sqrt, np.exp, float) is called by it.
+
+    Raises TypeError for what has no code of its own: methods, partials, objects that can be called.
+    """
+    name = getattr(function, "__name__", "")
+    if isinstance(jit._plain(function), types.FunctionType):
+        return function
+    if isinstance(function, (types.BuiltinFunctionType, np.ufunc, type)) and name.isidentifier():
+        inside = f"{function.__module__}_{name}".replace(".", "_")
+        given = ", ".join("xyz"[: arity(function)])
+        scope: dict[str, Any] = {inside: function}
+        exec(compile(f"def {name}({given}):\n    return {inside}({given})", BUILTIN, "exec"), scope)
+        return scope[name]
+    kind = type(function).__name__
+    raise TypeError(f"a stage is made of a plain function, got an object of type {kind}: wrap it in def or lambda")
+
+
 def arity(function: Kernel) -> int:
-    """Give the number of positional parameters of a function."""
+    """Give the number of positional parameters of a function; of one of Python's or NumPy's own, of those it needs."""
+    if isinstance(function, np.ufunc):
+        return function.nin
+    if isinstance(function, (types.BuiltinFunctionType, type)):
+        try:
+            every = inspect.signature(function).parameters.values()
+        except ValueError:
+            return 1
+        return max(1, sum(p.default is p.empty and p.kind < p.VAR_POSITIONAL for p in every))
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     return sum(p.kind in kinds for p in inspect.signature(jit._plain(function)).parameters.values())
+
+
+def called(value: Any) -> str:
+    """Name a value in a message: a function by its name, anything else as it is written."""
+    name = getattr(value, "__name__", None)
+    return name if callable(value) and isinstance(name, str) else repr(value)
 
 
 def elementwise(function: Kernel | None = None, /, *, dtype: Any = None) -> Any:
@@ -136,7 +174,7 @@ def elementwise(function: Kernel | None = None, /, *, dtype: Any = None) -> Any:
     The number comes as a Python int, float (float64) or bool. Where `dtype` is not given it is the field's own if the
     function gives a number of the same kind, float32 for a float from an integer, else what the function gives. Values
     that the function needs are taken from its closure or its globals and compiled in. A function of two or three numbers
-    takes as many fields of one shape: `data.map(("a", "b"), f)`. Linking it raises PipelineError where Numba cannot type
+    takes as many fields of one shape: `data.map(("a", "b"), f)`. Those of Python and NumPy (`math.sqrt`, `np.exp`) will do. Linking it raises PipelineError where Numba cannot type
     it; a result that does not fit an integer dtype is a PipelineError naming the row.
 
     >>> import numpy as np, jitloader as jl
@@ -149,7 +187,8 @@ def elementwise(function: Kernel | None = None, /, *, dtype: Any = None) -> Any:
     if function is None:
         return lambda f: elementwise(f, dtype=dtype)
     if not callable(function) or not 1 <= arity(function) <= 3:
-        raise TypeError(f"elementwise takes a function of one to three numbers, got {function!r}")
+        raise TypeError(f"elementwise takes a function of one to three numbers, got {called(function)}")
+    function = written_in_python(function)
     name = getattr(function, "__name__", "elementwise")
     fixed = None if dtype is None else writable(np.dtype(dtype), name)
     written = source_of(function)
@@ -207,7 +246,7 @@ def stage(function: Kernel | None = None, /, *, shape: Any = None, dtype: Any = 
     """Make a stage of a function over one sample, `function(src, dst, key)`, that writes every element of `dst`.
 
     `src` and `dst` are C-contiguous arrays of one row (a number is an array of one element); `key` is the row's own
-    random key (`jl.uniform(key, k)`, ...). `dst` has the shape and dtype of `src` unless `shape` or `dtype` are given,
+    random key (`jl.uniform(key, k)`, ...). `src` may be the data itself and is only read. `dst` has the shape and dtype of `src` unless `shape` or `dtype` are given,
     or `out(spec) -> Spec` computes them. With `inputs=2` (or more) the function takes as many sources, then its targets,
     then the key; `out` gets all specs and gives a Spec for each target.
 
@@ -223,27 +262,55 @@ def stage(function: Kernel | None = None, /, *, shape: Any = None, dtype: Any = 
     targets = arity(function) - inputs - 1 if callable(function) else 0
     if targets < 1 or (inputs == 1 and targets != 1):
         wanted = "(src, dst, key)" if inputs == 1 else f"({inputs} sources, targets, key)"
-        raise TypeError(f"stage takes a function {wanted}, got {function!r}")
-    size = None if shape is None else (shape,) if isinstance(shape, int) else tuple(shape)
+        raise TypeError(f"stage takes a function {wanted}, got {called(function)}")
+    function = written_in_python(function)
+    name = getattr(function, "__name__", "stage")
+    size = None if shape is None else _sizes(shape, name)
+    kind = None if dtype is None else writable(np.dtype(dtype), name)
 
     def made(specs: tuple[Spec, ...]) -> tuple[Bound, ...]:
         if len(specs) != inputs:
             raise Misfit(f"{name} takes {inputs} fields at once")
+        sources = specs
+        for spec in sources:
+            numeric(spec, name)
         if out is not None:
-            found = out(*specs)
-            found = [found] if isinstance(found, Spec) or (len(found) == 2 and not isinstance(found[0], tuple)) else list(found)
-            specs = tuple(Spec(np.dtype(d), tuple(s)) for d, s in found)
+            specs = _given(out(*specs), name)
+            if len(specs) != targets:
+                raise Misfit(f"{name} writes {targets} field(s), and out gives {len(specs)} specs")
         elif targets > len(specs):
             raise Misfit(f"{name} makes {targets} fields of {len(specs)}: give out=, their specs")
         else:
             kept = specs[:targets]
-            specs = tuple(Spec(s.dtype if dtype is None else np.dtype(dtype), s.shape if size is None else size) for s in kept)
+            specs = tuple(Spec(s.dtype if kind is None else kind, s.shape if size is None else size) for s in kept)
         if any(s.ragged for s in specs):
             raise Misfit(f"{name} makes samples of one shape: give shape=, or close ragged rows by pad(length) before it")
+        if not jit.disabled():
+            arrays = [jit.Array(s.dtype.name, max(len(s.shape), 1)) for s in (*sources, *specs)]
+            jit.infer(function, (*arrays, "uint64"), len(sources))
         return tuple(Bound("sample", s, function, random=True) for s in specs)
 
-    name = getattr(function, "__name__", "stage")
     written = source_of(function)
     if inputs == 1:
         return Stage(name, lambda spec: made((spec,))[0], True, written)
     return Stage(name, _alone(name, inputs), True, written, made)
+
+
+def _sizes(shape: Any, name: str) -> tuple[int, ...]:
+    """Give a shape that a user named, or refuse it."""
+    sizes = (shape,) if isinstance(shape, (int, np.integer)) else shape
+    if not isinstance(sizes, (tuple, list)) or any(
+        isinstance(n, bool) or not isinstance(n, (int, np.integer)) or n < 0 for n in sizes
+    ):
+        raise TypeError(f"{name}: shape must be whole numbers of at least 0, got {shape!r}")
+    return tuple(int(n) for n in sizes)
+
+
+def _given(found: Any, name: str) -> tuple[Spec, ...]:
+    """Give the specs that a user's `out` computed, or refuse them."""
+    try:
+        one = isinstance(found, Spec) or (len(found) == 2 and not isinstance(found[0], tuple))
+        return tuple(Spec(writable(np.dtype(d), name), _sizes(s, name)) for d, s in ([found] if one else found))
+    except (TypeError, ValueError) as error:
+        wanted = f"{name}: out must give a jl.Spec for each target, got {found!r}"
+        raise Misfit(str(error) if str(error).startswith(name) else wanted) from None
