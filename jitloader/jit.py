@@ -866,6 +866,7 @@ _PLAINLY = [
     (r"Cannot bind .* due to \"TypeError: (.*?)\"", "{call}: {0}"),
     (r"Cannot unify (.*) and (.*) for '\$", "cannot unify {0} and {1}"),
     (r"Cannot unify (.*) and (.*) for '(\w+)", "cannot unify {0} and {1} for {2!r}"),
+    (r"Can't unify return type from the following types: (.*)", "it returns more than one type: {0}"),
     (r"Untyped global name '(\w+)'.*<class '(?:\w+\.)*(\w+)'>", "{0!r} is a {1}, which no kernel can use"),
     (r"^Unsupported constraint encountered: raise", "raise takes an exception with constant arguments"),
     (r"^(?:No implementation|Invalid use|- Resolution failure)", "no kernel can run {call}"),
@@ -897,6 +898,8 @@ def _reason(error: Any) -> tuple[str, str]:
         if found:
             groups = found.groups()
             opcode = _OPCODES.get(groups[0], groups[0]) if groups else ""
+            if plainly.startswith("it returns"):  # listed in the order of a set
+                groups = (", ".join(sorted(groups[0].strip().rstrip(".").split(", "))),)
             return _short(plainly.format(*groups, call=call, opcode=opcode)), where
     return _short(lines[0]), where
 

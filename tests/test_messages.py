@@ -7,6 +7,7 @@ import functools
 import math
 import pickle
 import random
+import re
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -103,7 +104,16 @@ def recurses(x: Any) -> Any:
 
 
 def two_kinds(x: Any) -> Any:
-    return x if x > 0 else "a"
+    y = x
+    for _ in range(3):
+        y = "a"
+    return 1.0 if y else 0.0
+
+
+def two_returns(x: Any) -> Any:
+    if x > 0:
+        return x
+    return "a"
 
 
 def adds_text(x: Any) -> Any:
@@ -433,10 +443,10 @@ LINKS = [
         f"got float64 (4,) [{HERE} line {lines_of(writes_source) + 1}]",
     ),
     (
-        lambda: DATA.map("x", two_kinds),
+        lambda: DATA.map("x", two_returns),
         jl.PipelineError,
-        "stage 0 'two_kinds' on field 'x': cannot take float64: cannot unify float64 and str; "
-        f"got float64 (4,) [{HERE} line {lines_of(two_kinds) + 1}]",
+        "stage 0 'two_returns' on field 'x': cannot take float64: it returns more than one type: str, float64; "
+        f"got float64 (4,) [{HERE} line {lines_of(two_returns)}]",
     ),
     (
         lambda: DATA.map("x", adds_text),
@@ -856,3 +866,13 @@ def test_fields_of_anything_with_keys() -> None:
 
     assert jl.Dataset(Frame()).fields == ("a", "b")  # type: ignore[arg-type]
     assert jl.Dataset(a=X, b=X).map({"a": 0, "b": 0}.keys(), jl.clip(0, 1))[0].b.max() == 1  # type: ignore[arg-type]
+
+
+def test_a_variable_of_two_types() -> None:
+    """The message names the variable and both types; which of the function's lines it gives differs between Pythons."""
+    with pytest.raises(jl.PipelineError) as raised:
+        DATA.map("x", two_kinds)
+    text, line = re.fullmatch(r"(.*) \[.* line (\d+)\]", str(raised.value)).groups()  # type: ignore[union-attr]
+    wanted = "stage 0 'two_kinds' on field 'x': cannot take float64: cannot unify float64 and str for 'y'; got float64 (4,)"
+    assert text == wanted
+    assert 0 < int(line) - lines_of(two_kinds) <= 4
