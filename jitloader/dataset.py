@@ -4,26 +4,26 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import inspect
 import math
 import numbers
 import operator
 import os
-import sys
-import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from . import compose, jit, passes, python, rng, storage
+from . import blame, compose, jit, passes, python, rng, storage
 from .compose import decoded
 from .errors import PipelineError
+from .orders.base import table_rows
 from .passes import Statistics
+from .ranks import whole_number
+from .rng import epoch_key
 from .samples import Rows, Samples, as_indices, join, records
 from .spec import Spec
-from .stages import Bound, Misfit, Stage, Step, cast, elementwise, stage
-from .stages.stage import arity, called, caller, written_in_python
+from .stages import Bound, Misfit, Stage, Step, as_stage, cast
+from .stages.stage import caller
 
 SELECT = 1  # the salt under which split draws
 
@@ -41,7 +41,7 @@ class Dataset:
     float32 (3, 8, 8)
     """
 
-    __slots__ = ("_batch", "_fields", "_python", "_sources", "_steps", "_watches")
+    __slots__ = ("_batch", "_fields", "_python", "_sources", "_steps", "_watches", "_programs")
 
     def __init__(self, fields: Mapping[str, Any] | None = None, /, **named: Any) -> None:
         if fields is not None and not hasattr(fields, "keys"):
@@ -70,6 +70,7 @@ class Dataset:
         self._batch = python.batch_type(fields)
         self._python: tuple[python.Applied, ...] = ()
         self._watches = ()
+        self._programs: dict[Any, compose.Program] = {}
 
     def _with(
         self,
@@ -296,7 +297,7 @@ class Dataset:
 
     def take(self, n: int) -> Dataset:
         """Give the first n rows (the last n where n is negative)."""
-        n = _whole(n, "take: n")
+        n = whole_number("take: n", n, None)
         return self._slice(slice(n) if n >= 0 else slice(n, None))
 
     def _slice(self, where: slice) -> Dataset:
@@ -332,7 +333,7 @@ class Dataset:
         for f in fractions:
             if isinstance(f, (bool, np.bool_)) or not isinstance(f, numbers.Real):
                 raise TypeError(f"split takes fractions above 0 that sum to at most 1, got {f!r}")
-        seed = _whole(seed, "split: seed")
+        seed = whole_number("split: seed", seed, None)
         if not fractions or any(not 0 < f <= 1 for f in fractions) or sum(fractions) > 1 + 1e-9:
             raise ValueError(f"split takes fractions above 0 that sum to at most 1, got {fractions}")
         n = len(self)
@@ -420,7 +421,7 @@ class Dataset:
         try:
             found = compose.sample_of(self._sources, self._steps, self._fields, row, epoch_key(seed, epoch))
         except compose.RowError as error:
-            raise self.blame(error, row, seed, epoch) from None
+            raise blame.of_row(self._chain, error, row, seed, epoch) from None
         sample = [np.asarray(found[name])[()] for name in self._fields]
         if not self._python:
             return self._batch(*sample)
@@ -451,78 +452,27 @@ class Dataset:
         worker = self._compiled(lambda: compose.Worker(program, epoch_key(seed, epoch)))
         arrays, failed = compose.collect(program, worker, 0, 1, len(rows))
         if failed is not None:
-            raise self.failed(program, failed, seed, epoch)
+            raise self.failed(failed, seed, epoch)
         return self.finish(arrays, seed, epoch)
 
-    def failed(self, program: compose.Program, failure: compose.Failure, seed: int, epoch: int) -> Exception:
+    def failed(self, failure: compose.Failure, seed: int, epoch: int) -> Exception:
         """Give the error of a row on which a kernel stopped, found by running that row in plain Python."""
-        row = failure.row
-        if not 0 <= row < len(self):
-            return IndexError(f"row {row} is out of range: the data has {len(self)} rows")
-        try:
-            compose.sample_of(self._sources, self._steps, self._fields, row, epoch_key(seed, epoch))
-        except compose.RowError as error:
-            return self.blame(error, row, seed, epoch)
-        name = program.steps[failure.number].stage.name if failure.number >= 0 else "kernel"
-        return PipelineError(f"stage {name!r} stopped on row {row}, epoch {epoch}; data[{row}] runs it in plain Python")
+        return blame.of_failure(self._chain, failure, seed, epoch)
 
-    def blame(self, error: compose.RowError, row: int, seed: int, epoch: int) -> Exception:
-        """Give the short error for what went wrong on a row: stage, field, row, cause, and the user's own line."""
-        number, where, cause = error.failure.number, "", ""
-        if error.cause is not None:
-            number, where = culprit(error)
-            ours = not where and isinstance(error.cause, (OverflowError, ValueError))  # a value did not fit its target
-            cause = "" if ours and 0 <= number < len(self._steps) else f"{type(error.cause).__name__}: {error.cause}"
-        else:
-            number = self._first(number, row, seed, epoch)
-        if not 0 <= number < len(self._steps):
-            told = f"row {row}{self._told(row)}, epoch {epoch}"
-            return PipelineError(f"{told}: {cause or 'cannot be read'}; data[{row}] shows it")
-        step = self._steps[number]
-        fields = ", ".join(map(repr, step.fields))
-        shown = f"data[{row}]" if (seed, epoch) == (0, 0) else f"data.sample({row}, seed={seed}, epoch={epoch})"
-        return PipelineError(
-            f"stage {number} {step.stage.name!r} on field {fields}, row {row}{self._told(row)}, epoch {epoch}: "
-            f"{cause or self._refused(step, number, row, seed, epoch)}\n"
-            f"  in {where or step.stage.where}; {shown} reproduces it"
-        )
-
-    def _first(self, number: int, row: int, seed: int, epoch: int) -> int:
-        """Give the first step up to `number` that refuses a row: a fused loop knows the last of its steps alone."""
-        for k in range(number):
-            try:
-                compose.sample_of(self._sources, self._steps[: k + 1], self._steps[k].outputs[:1], row, epoch_key(seed, epoch))
-            except compose.RowError:
-                return k
-        return number
-
-    def _told(self, row: int) -> str:
-        """Say where in its arrays a row lies, where that is not the row itself."""
-        for samples in self._sources.values():
-            if samples.tell is not None:
-                return f" ({samples.tell(samples.rows[row], *samples.params)})"
-        return ""
-
-    def _refused(self, step: Step, number: int, row: int, seed: int, epoch: int) -> str:
-        """Say which value a step could not take."""
-        bound, name = step.bound[0], step.fields[0]
-        key = epoch_key(seed, epoch)
-        before = np.asarray(compose.sample_of(self._sources, self._steps[:number], (name,), row, key)[name])
-        if bound.kind == "index":
-            return f"a row of {len(before)} does not fit {bound.out}"
-        if bound.valid is not None:
-            spread = [np.broadcast_to(e, before.shape).reshape(-1) for e in bound.elements]
-            for k, x in enumerate(before.reshape(-1)):
-                value = compose.widen(x, before.dtype)
-                if not bound.valid(value, *(e[k] for e in spread), *bound.params):
-                    kept = step.stage.name == f"cast({bound.out.dtype})"
-                    return f"value {x} does not fit" + (f" {bound.out.dtype}" if kept else "")
-        return f"a result does not fit {bound.out.dtype}"
+    @property
+    def _chain(self) -> blame.Chain:
+        return blame.Chain(self._sources, self._steps, self._fields)
 
     def program(self, order: Any, order_params: Sequence[Any]) -> compose.Program:
         """Give the whole chain as one function, its rows given by an order kernel."""
         rows = python.ROWS if self._python else ""
-        return compose.compose(self._sources, self._steps, self._fields, order, order_params, len(self), rows)
+        kinds = (order, *(jit.typeof(p) for p in order_params))
+        if kinds in self._programs:
+            return self._programs[kinds]._replace(order=tuple(order_params))
+        made = compose.compose(self._sources, self._steps, self._fields, order, order_params, len(self), rows)
+        if not any(step.stage.user for step in self._steps):  # what a user's function refers to may change
+            self._programs[kinds] = made
+        return made
 
     def statistics(self, field: str) -> Statistics:
         """Give mean, std, min and max of a field over all rows (and all axes of a sample but the last): float64.
@@ -587,7 +537,7 @@ class Dataset:
         try:
             return self._compiled(run)
         except passes.Stopped as stopped:
-            raise self.failed(program, stopped.failure, 0, 0) from None
+            raise self.failed(stopped.failure, 0, 0) from None
 
     def _emptied(self) -> Dataset:
         """Give the data set without its arrays, for a loader that was closed."""
@@ -600,7 +550,7 @@ class Dataset:
         new = object.__new__(Dataset)
         for name in ("_fields", "_sources", "_steps", "_python"):
             setattr(new, name, copy.deepcopy(getattr(self, name), memo))
-        new._batch, new._watches = self._batch, ()  # the copies lie in memory
+        new._batch, new._watches, new._programs = self._batch, (), {}  # the copies lie in memory
         return new
 
     def __reduce__(self) -> Any:
@@ -690,69 +640,7 @@ def _unnamed(value: Any) -> str:
     return "name the field: Dataset(x=array)"
 
 
-def as_stage(value: Any) -> Stage:
-    """Give what a user links as a stage: a Stage, or a plain function of one number or of (src, dst, key)."""
-    if isinstance(value, Stage):
-        return value
-    if isinstance(value, (list, tuple)):
-        raise TypeError("stages come one by one, not as a list: map(field, *stages)")
-    if not callable(value):
-        raise TypeError(f"{value!r} is not a stage: give one such as jl.normalize(mean, std), or a function")
-    if _factory(value):
-        raise TypeError(f"{value.__name__} makes a stage: call it, as {_factory(value)}")
-    if str(getattr(value, "__module__", "")).startswith("jitloader."):
-        raise TypeError(f"{called(value)} of jitloader is not a stage: give one such as jl.normalize(mean, std), or a function")
-    function = written_in_python(value)
-    count = arity(function)
-    if count == 1:
-        return elementwise(function)  # type: ignore[no-any-return]
-    if count == 3:
-        return stage(function)  # type: ignore[no-any-return]
-    raise TypeError(f"{called(value)} takes {count} arguments: a stage function takes one number, or (src, dst, key)")
-
-
-def _factory(value: Any) -> str:
-    """Say how a function of ours that makes a stage is called; "" for any other."""
-    if not str(getattr(value, "__module__", "")).startswith("jitloader.") or not hasattr(value, "__code__"):
-        return ""
-    if value.__annotations__.get("return") not in ("Stage", Stage):
-        return ""
-    needed = [p.name for p in inspect.signature(value).parameters.values() if p.default is p.empty]
-    where = "jl" if hasattr(sys.modules["jitloader"], value.__name__) else "jitloader.stages"
-    return f"{where}.{value.__name__}({', '.join(needed)})"
-
-
 def _check_other(other: Any, what: str) -> None:
     if not isinstance(other, Dataset):
         kind = type(other).__name__
         raise TypeError(f"{what} takes a jl.Dataset, got {kind}: wrap arrays as jl.Dataset(x=array)")
-
-
-def _whole(value: Any, what: str) -> int:
-    """Give a whole number, or refuse it by name."""
-    if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, np.integer)):
-        raise TypeError(f"{what} must be a whole number, got {value!r}")
-    return int(value)
-
-
-def epoch_key(seed: int, epoch: int) -> int:
-    """Give the key from which all draws of an epoch come."""
-    return rng.subkey(rng.mix(seed), epoch)
-
-
-def table_rows(first: int, step: int, rows: np.ndarray, table: np.ndarray) -> None:
-    """The order of an index array: position i is row table[i]."""
-    for j in range(rows.size):
-        rows[j] = table[first + j * step]
-
-
-def culprit(error: compose.RowError) -> tuple[int, str]:
-    """Find the step whose code raised, and the user's own line, from the frames of a plain run."""
-    number, where = -1, ""
-    assert error.cause is not None
-    for frame in traceback.extract_tb(error.cause.__traceback__):
-        if frame.filename == compose.FILENAME and frame.lineno:
-            number = error.program.owners[frame.lineno - 1]
-        elif number >= 0 and not frame.filename.startswith(os.path.dirname(__file__) + os.sep):
-            where = f"{frame.filename} line {frame.lineno}"
-    return number, where

@@ -16,7 +16,9 @@ import numpy as np
 from . import jit, rng
 from .spec import Spec
 
-NATIVE = frozenset(["bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float32", "float64"])
+NATIVE = frozenset(
+    ["bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float32", "float64"]
+)
 CARRIERS = {1: "uint8", 2: "uint16", 4: "uint32", 8: "uint64"}
 
 

@@ -135,7 +135,13 @@ def statistics(program: Program, count: int, key: int) -> Statistics:
     output = program.outputs[0]
     outer, channels, inner, shape = layout(output.spec)
     parts: list[tuple[int, np.ndarray, np.ndarray, np.ndarray, np.ndarray]] = []
-    kinds: list[jit.Type] = [jit.Array(output.spec.dtype.name, 1), jit.INT, jit.INT, jit.INT, *[jit.Array("float64", 1)] * 4]
+    kinds: list[jit.Type] = [
+        jit.Array(output.spec.dtype.name, 1),
+        jit.INT,
+        jit.INT,
+        jit.INT,
+        *[jit.Array("float64", 1)] * 4,
+    ]
     kernel = jit.load(moments, kinds)
 
     def make_consumer() -> Consume:

@@ -82,3 +82,8 @@ def permutation(key, k, out):
         j = randint(inner, i, i + 1)
         out[i] = out[j]
         out[j] = i
+
+
+def epoch_key(seed, epoch):
+    """Give the key from which all order and draws of an epoch come: mixed, so that no two pairs that are near share it."""
+    return subkey(mix(seed), epoch)

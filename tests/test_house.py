@@ -17,15 +17,16 @@ import jitloader as jl
 
 PACKAGE = Path(jl.__file__).parent
 FLOORS = [
-    ["spec", "errors", "rng"],
+    ["spec", "errors", "rng", "ranks"],
     ["jit", "buffers"],
     ["dtypes", "python"],
     ["storage", "samples", "orders", "stages", "packing", "replay"],
     ["ragged", "windows"],
     ["compose"],
-    ["passes"],
+    ["passes", "blame"],
     ["dataset"],
     ["cache", "transitions"],
+    ["filling"],
     ["loader"],
     ["torch", "jax", "ray", "report"],
     ["__init__"],

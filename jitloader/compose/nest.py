@@ -396,7 +396,13 @@ def _table(
         or combinations(every) > 16
     ):
         return None
-    inputs = np.array([False, True]) if dtype.kind == "b" else np.arange(-128, 128).astype(dtype) if dtype.kind == "i" else np.arange(256).astype(dtype)
+    inputs = (
+        np.array([False, True])
+        if dtype.kind == "b"
+        else np.arange(-128, 128).astype(dtype)
+        if dtype.kind == "i"
+        else np.arange(256).astype(dtype)
+    )
     result = _evaluate(values, arrays, inputs, dtype)
     if result is None:
         return None

@@ -140,7 +140,10 @@ class WideWorker:
         self.program, self.chunks, self.measure = program, chunks, None
         many = [f"p{k}" for k in range(len(program.values()) - len(FIXED) - len(program.scratch))]
         own = [f"w{k}" for k in range(len(program.scratch))]
-        parts = [f"{w}[c * {max(size, 1)} : (c + 1) * {max(size, 1)}]" for w, (_, size) in zip(own, program.scratch, strict=True)]
+        parts = [
+            f"{w}[c * {max(size, 1)} : (c + 1) * {max(size, 1)}]"
+            for w, (_, size) in zip(own, program.scratch, strict=True)
+        ]
         heads = ["first", "step", "count", "place", "key", "rows", "error", "status", "chunks", *many, *own]
         block = f"rows[c * {BLOCK} : (c + 1) * {BLOCK}], error[c * 4 : c * 4 + 4]"
         given = ", ".join([block, *many, *parts])

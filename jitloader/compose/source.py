@@ -76,7 +76,7 @@ class Source:
 
     def function(self, kernel: Callable[..., Any]) -> str:
         """Give the name under which the source calls a function."""
-        plain = jit._plain(kernel)
+        plain = jit.plain_function(kernel)
         if id(plain) not in self._functions:
             self._functions[id(plain)] = f"f{len(self._functions)}"
             self.scope[self._functions[id(plain)]] = plain

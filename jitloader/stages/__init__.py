@@ -2,6 +2,7 @@
 
 from .choice import random_apply as random_apply
 from .choice import random_choice as random_choice
+from .given import as_stage as as_stage
 from .image import brightness as brightness
 from .image import contrast as contrast
 from .image import random_erasing as random_erasing

@@ -56,7 +56,9 @@ class Stage(NamedTuple):
     bind: Callable[[Spec], Bound]
     user: bool = False  # the kernel is the user's own code
     where: str = ""  # the user's file and line
-    join: Callable[[tuple[Spec, ...]], tuple[Bound, ...]] | None = None  # over several fields at once: their specs to what it makes
+    join: Callable[[tuple[Spec, ...]], tuple[Bound, ...]] | None = (
+        None  # over several fields at once: their specs to what it makes
+    )
 
     def __repr__(self) -> str:
         return self.name
@@ -114,7 +116,7 @@ def caller() -> str:
 
 def source_of(function: Kernel) -> str:
     """Give the file and line where a function was written; for one that Numba knows, nothing."""
-    code = jit._plain(function).__code__
+    code = jit.plain_function(function).__code__
     if code.co_filename == BUILTIN:
         return ""
     return f"{code.co_filename} line {code.co_firstlineno}"
@@ -136,7 +138,7 @@ def written_in_python(function: Kernel) -> Kernel:
     Raises TypeError for what has no code of its own: methods, partials, objects that can be called.
     """
     name = getattr(function, "__name__", "")
-    if isinstance(jit._plain(function), types.FunctionType):
+    if isinstance(jit.plain_function(function), types.FunctionType):
         return function
     if isinstance(function, (types.BuiltinFunctionType, np.ufunc, type)) and name.isidentifier():
         inside = f"{function.__module__}_{name}".replace(".", "_")
@@ -159,7 +161,7 @@ def arity(function: Kernel) -> int:
             return 1
         return max(1, sum(p.default is p.empty and p.kind < p.VAR_POSITIONAL for p in every))
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return sum(p.kind in kinds for p in inspect.signature(jit._plain(function)).parameters.values())
+    return sum(p.kind in kinds for p in inspect.signature(jit.plain_function(function)).parameters.values())
 
 
 def called(value: Any) -> str:
@@ -219,7 +221,7 @@ def elementwise(function: Kernel | None = None, /, *, dtype: Any = None) -> Any:
 
 def _alone(name: str, count: int) -> Callable[[Spec], Bound]:
     def bind(spec: Spec) -> Bound:
-        raise Misfit(f"{name} takes {count} fields at once, as map((\"a\", \"b\"), {name})")
+        raise Misfit(f'{name} takes {count} fields at once, as map(("a", "b"), {name})')
 
     return bind
 
@@ -242,7 +244,9 @@ def _over(function: Kernel, dtypes: tuple[np.dtype, ...]) -> Kernel:
     return two if len(dtypes) == 2 else three
 
 
-def stage(function: Kernel | None = None, /, *, shape: Any = None, dtype: Any = None, out: Any = None, inputs: int = 1) -> Any:
+def stage(
+    function: Kernel | None = None, /, *, shape: Any = None, dtype: Any = None, out: Any = None, inputs: int = 1
+) -> Any:
     """Make a stage of a function over one sample, `function(src, dst, key)`, that writes every element of `dst`.
 
     `src` and `dst` are C-contiguous arrays of one row (a number is an array of one element); `key` is the row's own
@@ -284,7 +288,9 @@ def stage(function: Kernel | None = None, /, *, shape: Any = None, dtype: Any = 
             kept = specs[:targets]
             specs = tuple(Spec(s.dtype if kind is None else kind, s.shape if size is None else size) for s in kept)
         if any(s.ragged for s in specs):
-            raise Misfit(f"{name} makes samples of one shape: give shape=, or close ragged rows by pad(length) before it")
+            raise Misfit(
+                f"{name} makes samples of one shape: give shape=, or close ragged rows by pad(length) before it"
+            )
         if not jit.disabled():
             arrays = [jit.Array(s.dtype.name, max(len(s.shape), 1)) for s in (*sources, *specs)]
             jit.infer(function, (*arrays, "uint64"), len(sources))

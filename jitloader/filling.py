@@ -1,0 +1,236 @@
+"""Fill runs of batches ahead: units of work in pool slots, and the background threads of one iterator that fill them."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import queue
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from . import compose, jit
+from .buffers import Slot
+from .dataset import Dataset
+from .rng import epoch_key
+
+WIDE = 1 << 20  # bytes of a batch from which a parallel loop pays for its launch, on each of Numba's layers
+
+
+class Unit:
+    """One kernel call: a run of batches in a slot, and the lock that opens when they are there."""
+
+    __slots__ = (
+        "batches", "cancelled", "done", "failed", "fill_seconds", "layouts", "problem", "ready", "rows", "slot", "start"
+    )  # fmt: skip
+
+    def __init__(self, slot: Slot, start: int, rows: int) -> None:
+        self.slot, self.start, self.rows = slot, start, rows
+        self.ready = threading.Lock()
+        self.ready.acquire()
+        self.done = self.cancelled = False
+        self.failed: compose.Failure | None = None
+        self.problem: BaseException | None = None  # what went wrong outside of kernels
+        self.layouts: list[compose.Layout | None] = []
+        self.batches: list[Any] | None = None  # finished batches, where Python functions were applied
+        self.fill_seconds = 0.0
+
+
+class Plan:
+    """What an epoch's kernel calls share: the program, its order of this epoch, and where this rank's rows are."""
+
+    __slots__ = ("batch_size", "data", "epoch", "first", "key", "length", "order", "places", "program", "seed", "step")
+
+    def __init__(
+        self, data: Dataset, program: compose.Program, order: tuple[Any, ...], seed: int, epoch: int, first: int, step: int,
+        length: int, batch_size: int,
+    ) -> None:  # fmt: skip
+        self.data, self.program, self.order, self.seed, self.epoch = data, program, order, seed, epoch
+        self.key = epoch_key(seed, epoch)
+        self.places = list(zip(program.places(), program.outputs, strict=True))
+        self.first, self.step, self.length, self.batch_size = first, step, length, batch_size
+
+    def worker(self) -> compose.Worker:
+        """Give one thread's calls, with scratch of their own."""
+        return compose.Worker(self.program, self.key, self.order)
+
+    def wide_worker(self, threads: int) -> compose.Worker | compose.WideWorker:
+        """Give calls that use several cores where a batch is large enough to pay for a launch and no user code may raise."""
+        large = self.program.nbytes * self.batch_size >= WIDE and self.program.measure is None
+        if threads > 1 and large and jit.parallel_safe() and not any(s.stage.user for s in self.program.steps):
+            return compose.WideWorker(self.program, self.key, self.order, threads)
+        return self.worker()
+
+    def pieces(self, unit: Unit) -> Iterator[tuple[int, int, int]]:
+        """Give (first position, count, place) of runs: local row i is at first + step * i, from the start again past the end."""
+        done = 0
+        while done < unit.rows:
+            first = (self.first + (unit.start + done) * self.step) % self.length
+            count = min(unit.rows - done, -(-(self.length - first) // self.step))
+            yield first, count, done
+            done += count
+
+    def fill(self, worker: compose.Worker | compose.WideWorker, unit: Unit) -> None:
+        """Fill a unit's rows."""
+        started = time.perf_counter()
+        try:
+            self._fill(worker, unit)
+            if self.data.applies and unit.failed is None:
+                self._apply(unit)
+        except BaseException as problem:
+            unit.problem = problem
+        unit.fill_seconds = time.perf_counter() - started
+
+    def _apply(self, unit: Unit) -> None:
+        """Run the applied functions over each batch; those before one that fails are kept."""
+        whole = shaped(self.program, unit)
+        unit.batches = []
+        for low in range(0, unit.rows, self.batch_size):
+            high = min(low + self.batch_size, unit.rows)
+            unit.batches.append(self.data.finish([a[low:high] for a in whole], self.seed, self.epoch))
+
+    def _fill(self, worker: compose.Worker | compose.WideWorker, unit: Unit) -> None:
+        program, slot = self.program, unit.slot
+        rows, lengths = unit.rows, {}
+        assert rows <= slot.rows
+        if program.measure is not None:
+            lengths = {o.name: np.zeros(rows, np.int64) for o in program.measure.outputs}
+            assert isinstance(worker, compose.Worker)
+            for first, count, place in self.pieces(unit):
+                failed = worker.lengths(first, self.step, count, place, list(lengths.values()))
+                if failed is not None:
+                    unit.failed = failed._replace(done=place + failed.done)
+                    return
+        layouts: list[compose.Layout | None] = []
+        for k, (at, output) in enumerate(self.places):
+            layout = None
+            if output.form != "fixed":
+                layout = compose.lay_out(output, lengths[output.lengths], self.batch_size)
+                slot.reserve(k, layout.total)
+                worker.call.set(at + 1, layout.starts)
+                worker.call.set(at + 2, layout.extents)
+            layouts.append(layout)
+            worker.call.point(at, slot.flat[k], slot.addresses[k])
+        unit.layouts = layouts
+        for first, count, place in self.pieces(unit):
+            failed = worker.fill(first, self.step, count, place)
+            if failed is not None:
+                unit.failed = failed._replace(done=place + failed.done)
+                return
+
+
+def _work(jobs: queue.SimpleQueue[Unit | None], plan: Plan) -> None:
+    """The life of a background thread: fill units until told to stop. Holds no loader, iterator or idle slot."""
+    worker = plan.worker()
+    while True:
+        unit = jobs.get()
+        if unit is None:
+            return
+        if not unit.cancelled:
+            plan.fill(worker, unit)
+        unit.done = True
+        if unit.cancelled:
+            unit.slot.busy = False
+        unit.ready.release()
+        del unit
+
+
+_teams: weakref.WeakSet[Team] = weakref.WeakSet()
+
+
+class Team:
+    """The background threads of one iterator."""
+
+    def __init__(self, plan: Plan, size: int, wide: int = 1) -> None:
+        self.plan, self.pid, self.wide = plan, os.getpid(), wide
+        self.jobs: queue.SimpleQueue[Unit | None] = queue.SimpleQueue()
+        self.threads: list[threading.Thread] = []
+        self.worker: compose.Worker | compose.WideWorker | None = None
+        self.closed = False  # by the loader, while its iterator may still be in somebody's hands
+        for _ in range(size):
+            thread = threading.Thread(target=_work, args=(self.jobs, plan), name="jitloader", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError:  # no more threads to be had: the consumer fills for itself
+                break
+            self.threads.append(thread)
+        _teams.add(self)
+
+    def submit(self, unit: Unit) -> None:
+        """Fill a unit in the background, or at once where there is no thread."""
+        if self.threads:
+            self.jobs.put(unit)
+        else:
+            self.fill_here(unit)
+
+    def fill_here(self, unit: Unit) -> None:
+        """Fill a unit in the calling thread."""
+        if self.worker is None:
+            self.worker = self.plan.wide_worker(self.wide) if self.pid == os.getpid() else self.plan.worker()
+        self.plan.fill(self.worker, unit)
+        unit.done = True
+
+    def wait(self, unit: Unit) -> None:
+        """Come back when a unit is filled; after a fork, whose child has no threads, fill it here."""
+        if self.closed:
+            raise ValueError("this loader is closed")
+        if unit.done:
+            return
+        if self.pid != os.getpid():
+            self.threads, self.pid, self.worker = [], os.getpid(), None
+        if not self.threads:
+            self.fill_here(unit)
+            return
+        unit.ready.acquire()
+
+    def stop(self, units: deque[Unit], join: bool = False) -> None:
+        """End the threads; what they were to fill goes back to the pool."""
+        for unit in units:
+            unit.cancelled = True
+            if unit.done or self.pid != os.getpid():
+                unit.slot.busy = False
+        units.clear()
+        if self.pid != os.getpid():
+            return
+        for _ in self.threads:
+            self.jobs.put(None)
+        if join:
+            for thread in self.threads:
+                if thread is not threading.current_thread():
+                    thread.join()
+
+
+@atexit.register
+def _stop_all() -> None:
+    """At the end of the process no thread may still write into memory that is going away."""
+    for team in list(_teams):
+        team.stop(deque(), join=True)
+
+
+def shaped(program: compose.Program, unit: Unit) -> list[Any]:
+    """Give a unit's outputs so that [low:high] is a batch of each."""
+    slot = unit.slot
+    if all(layout is None for layout in unit.layouts):
+        return slot.shaped(program.outputs, compose.shape_output)
+    found: list[Any] = []
+    for output, flat, layout in zip(program.outputs, slot.flat, unit.layouts, strict=True):
+        if layout is None:
+            found.append(compose.shape_output(output, flat, unit.rows))
+        else:
+            found.append(Varied(output, flat, layout))
+    return found
+
+
+class Varied:
+    """An output whose rows vary, to be sliced into batches."""
+
+    def __init__(self, output: compose.Output, flat: np.ndarray, layout: compose.Layout) -> None:
+        self.output, self.flat, self.layout = output, flat, layout
+
+    def __getitem__(self, rows: slice) -> Any:
+        return compose.shape_varied(self.output, self.flat, self.layout, rows.start, rows.stop)

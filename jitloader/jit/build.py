@@ -1,0 +1,240 @@
+"""Compile a function behind one C entry point over words, and give its object code."""
+
+from __future__ import annotations
+
+import contextlib
+import struct
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from .. import rng
+from .depends import GENERATED, helpers, ours, plain_function
+from .kinds import FLOAT, Array, Type
+from .refuse import REFUSED, CompileError, reason_of, users
+from .words import array_at, copy_items, float32_of, float64_of, prefetch
+
+
+def undefined(code: bytes) -> list[str]:
+    """List the symbols that an ELF object needs from elsewhere (an empty list for other formats)."""
+    if code[:6] != b"\x7fELF\x02\x01":
+        return ["NRT_Allocate_External"]  # another platform: let Numba register all it has first
+    (offset,) = struct.unpack_from("<Q", code, 0x28)
+    size, count = struct.unpack_from("<HH", code, 0x3A)
+    sections = [struct.unpack_from("<IIQQQQII", code, offset + i * size) for i in range(count)]
+    names = []
+    for kind in (s for s in sections if s[1] == 2):  # SHT_SYMTAB
+        strings = sections[kind[6]]
+        for at in range(kind[4] + 24, kind[4] + kind[5], 24):
+            name, _, _, section = struct.unpack_from("<IBBH", code, at)
+            if section == 0 and name:
+                start = strings[4] + name
+                names.append(code[start : code.index(b"\0", start)].decode())
+    return names
+
+
+def compile_function(
+    function: Callable[..., Any], signature: tuple[Type, ...], parallel: bool
+) -> tuple[dict[str, Any], bytes]:
+    """Compile a function behind an entry point over words, and give its description and object code."""
+    from numba.core import compiler, registry
+
+    nt = numba_types()
+
+    register(function, parallel)
+    intrinsics = _intrinsics()
+    flags = compiler.Flags()
+    flags.no_cpython_wrapper = flags.no_cfunc_wrapper = flags.nrt = flags.release_gil = True
+    flags.enable_looplift = flags.enable_pyobject = flags.force_pyobject = False
+    flags.error_model = "numpy"
+    target = registry.cpu_target
+    lines, names, at = [], [], 0
+    scope: dict[str, Any] = {"function": function, **intrinsics}
+    for i, kind in enumerate(signature):
+        names.append(f"a{i}")
+        if isinstance(kind, Array):
+            shape = "".join(f"words[{at + 1 + k}]," for k in range(kind.ndim))
+            scope[f"t{i}"] = numba_type(kind.dtype)
+            lines.append(f"a{i} = carray(pointer(words[{at}], t{i}), ({shape}))")
+            at += 1 + kind.ndim
+        else:
+            lines.append(f"a{i} = {'real' if kind == FLOAT else ''}(words[{at}])")
+            at += 1
+    body = [*lines, f"result = function({', '.join(names)})"]
+    text = "def entry(words):\n    " + "\n    ".join(body) + "\n    return word(result)"
+    exec(compile(text, GENERATED, "exec"), scope)
+    try:
+        with _apart():
+            result = compiler.compile_extra(
+                target.typing_context,
+                target.target_context,
+                scope["entry"],
+                (nt.Array(nt.int64, 1, "C"),),
+                nt.int64,
+                flags,
+                {},
+            )
+    except Exception as error:  # Numba's own have no common base
+        what, place = reason_of(error)
+        raise CompileError(what, place or users(function)[1]) from None
+    code = result.library._get_compiled_object()
+    externals = undefined(code)
+    for symbol, reason in REFUSED.items():
+        if symbol in externals and not parallel:  # a parallel loop asks for the GIL itself, and holds no user code
+            name, place = users(function)
+            raise CompileError(f"{name}: {reason}", place)
+    return {"symbol": result.fndesc.llvm_func_name, "externals": externals, "parallel": parallel}, code
+
+
+APART = "fill_apart"  # in the name of a function whose array arguments never overlap where one is written
+
+
+@contextlib.contextmanager
+def _apart() -> Iterator[None]:
+    """Tell LLVM that the arrays of a function named so do not overlap: without that it checks each short loop, or does
+    not vectorise it. Numba has the flag, but no option for functions called from others."""
+    from numba.core.callconv import CPUCallConv
+
+    before = CPUCallConv.decorate_function
+
+    def decorate(self: Any, fn: Any, args: Any, types_: Any, noalias: bool = False) -> Any:
+        return before(self, fn, args, types_, noalias=noalias or APART in fn.name)
+
+    CPUCallConv.decorate_function = decorate
+    try:
+        yield
+    finally:
+        CPUCallConv.decorate_function = before
+
+
+def numba_types() -> Any:
+    """Give Numba's types, most of which it makes as it is imported."""
+    from numba.core import types as numba_types
+
+    return numba_types
+
+
+def numba_type(dtype: str) -> Any:
+    from numba import from_dtype
+
+    return from_dtype(np.dtype(dtype))
+
+
+_registered: dict[int, Any] = {}
+
+
+def register(function: Callable[..., Any], parallel: bool = False) -> None:
+    """Let Numba call the plain functions that a kernel refers to; `parallel` is said of the function itself."""
+    from numba.extending import register_jitable
+
+    _intrinsics()
+    for helper in [*helpers(function), plain_function(function)]:
+        if id(helper) not in _registered and helper not in (rng.u64, rng.i64):
+            # A user's loop may leave its array: that must be an error of the row, never other rows' memory.
+            options: dict[str, Any] = {"boundscheck": not ours(helper)}
+            if parallel and helper is plain_function(function):
+                options["parallel"] = True
+            register_jitable(error_model="numpy", **options)(helper)
+            _registered[id(helper)] = helper
+
+
+_tools: dict[str, Any] = {}
+
+
+def _intrinsics() -> dict[str, Any]:
+    """Make the few things that Python cannot say to Numba: pointers, bit casts, 64-bit casts, prefetch."""
+    if _tools:
+        return _tools
+    from llvmlite import ir
+    from numba import carray
+    from numba.extending import intrinsic, overload
+
+    nt = numba_types()
+
+    @intrinsic  # type: ignore[untyped-decorator, unused-ignore]
+    def pointer(context, address, dtype):  # type: ignore[no-untyped-def]
+        result = nt.CPointer(dtype.dtype if hasattr(dtype, "dtype") else dtype.instance_type)
+
+        def lower(target, builder, signature, args):  # type: ignore[no-untyped-def]
+            return builder.inttoptr(args[0], target.get_value_type(result))
+
+        return result(address, dtype), lower
+
+    @intrinsic  # type: ignore[untyped-decorator, unused-ignore]
+    def real(context, bits):  # type: ignore[no-untyped-def]
+        return nt.float64(nt.int64), lambda target, builder, signature, args: builder.bitcast(args[0], ir.DoubleType())
+
+    @intrinsic  # type: ignore[untyped-decorator, unused-ignore]
+    def short(context, bits):  # type: ignore[no-untyped-def]
+        return nt.float32(nt.uint32), lambda target, builder, signature, args: builder.bitcast(args[0], ir.FloatType())
+
+    @intrinsic  # type: ignore[untyped-decorator, unused-ignore]
+    def prefetch_item(context, array, index):  # type: ignore[no-untyped-def]
+        def lower(target, builder, signature, args):  # type: ignore[no-untyped-def]
+            data = target.make_array(signature.args[0])(target, builder, args[0]).data
+            byte, number = ir.IntType(8).as_pointer(), ir.IntType(32)
+            kind = ir.FunctionType(ir.VoidType(), [byte, number, number, number])
+            function = builder.module.declare_intrinsic("llvm.prefetch", [byte], kind)
+            place = builder.bitcast(builder.gep(data, [args[1]]), byte)
+            builder.call(function, [place, *(ir.Constant(number, n) for n in (0, 3, 1))])
+            return target.get_dummy_value()
+
+        return nt.void(array, nt.int64), lower
+
+    @overload(rng.u64)  # type: ignore[untyped-decorator, unused-ignore]
+    def u64(x):  # type: ignore[no-untyped-def]
+        return lambda x: np.uint64(x)
+
+    @overload(rng.i64)  # type: ignore[untyped-decorator, unused-ignore]
+    def i64(x):  # type: ignore[no-untyped-def]
+        return lambda x: np.int64(x)
+
+    @overload(prefetch)  # type: ignore[untyped-decorator, unused-ignore]
+    def touch(array, index):  # type: ignore[no-untyped-def]
+        return lambda array, index: prefetch_item(array, index)
+
+    @overload(_word)  # type: ignore[untyped-decorator, unused-ignore]
+    def word(x):  # type: ignore[no-untyped-def]
+        if isinstance(x, nt.NoneType):
+            return lambda x: 0
+        return lambda x: np.int64(x)
+
+    @intrinsic  # type: ignore[untyped-decorator, unused-ignore]
+    def move(context, target, at, source, start, count):  # type: ignore[no-untyped-def]
+        def lower(backend, builder, signature, args):  # type: ignore[no-untyped-def]
+            to, source = (backend.make_array(signature.args[k])(backend, builder, args[k]).data for k in (0, 2))
+            size = backend.get_abi_sizeof(backend.get_data_type(signature.args[0].dtype))
+            length = builder.mul(args[4], ir.Constant(ir.IntType(64), size))
+            byte = ir.IntType(8).as_pointer()
+            kind = ir.FunctionType(ir.VoidType(), [byte, byte, ir.IntType(64), ir.IntType(1)])
+            function = builder.module.declare_intrinsic("llvm.memcpy", [byte, byte, ir.IntType(64)], kind)
+            ends = (builder.bitcast(builder.gep(p, [i]), byte) for p, i in ((to, args[1]), (source, args[3])))
+            builder.call(function, [*ends, length, ir.Constant(ir.IntType(1), 0)])
+            return backend.get_dummy_value()
+
+        return nt.void(target, nt.int64, source, nt.int64, nt.int64), lower
+
+    @overload(copy_items)  # type: ignore[untyped-decorator, unused-ignore]
+    def copying(target, at, source, start, count):  # type: ignore[no-untyped-def]
+        return lambda target, at, source, start, count: move(target, at, source, start, count)
+
+    @overload(array_at)  # type: ignore[untyped-decorator, unused-ignore]
+    def at(address, size, like):  # type: ignore[no-untyped-def]
+        item = like.dtype
+        return lambda address, size, like: carray(pointer(address, item), (size,))
+
+    @overload(float64_of)  # type: ignore[untyped-decorator, unused-ignore]
+    def double(bits):  # type: ignore[no-untyped-def]
+        return lambda bits: real(np.int64(bits))
+
+    @overload(float32_of)  # type: ignore[untyped-decorator, unused-ignore]
+    def single(bits):  # type: ignore[no-untyped-def]
+        return lambda bits: short(np.uint32(bits))
+
+    _tools.update(pointer=pointer, real=real, carray=carray, word=_word)
+    return _tools
+
+
+def _word(x: Any) -> int:
+    return int(x or 0)

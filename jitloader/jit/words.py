@@ -1,0 +1,37 @@
+"""What kernels say that Python cannot: plain twins of prefetch, memory moves, addresses and bit casts."""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+
+import numpy as np
+
+from .. import rng
+
+
+def prefetch(array: np.ndarray, index: int) -> None:
+    """Ask the processor to bring `array[index]` into its cache; in plain Python, nothing."""
+
+
+def copy_items(target: np.ndarray, at: int, source: np.ndarray, start: int, count: int) -> None:
+    """Copy `count` items of one dtype between flat arrays that do not overlap; a constant count becomes plain moves."""
+    target[at : at + count] = source[start : start + count]
+
+
+def array_at(address: int, size: int, like: np.ndarray) -> np.ndarray:
+    """Give the 1-D array of `size` items of like's dtype that starts at a memory address (nothing keeps it alive)."""
+    if size == 0:
+        return np.empty(0, like.dtype)
+    memory = (ctypes.c_char * (int(size) * like.itemsize)).from_address(int(address))
+    return np.frombuffer(memory, like.dtype)  # type: ignore[call-overload, no-any-return, unused-ignore]
+
+
+def float64_of(bits: int) -> float:
+    """Give the float64 whose bits are those of a 64-bit integer."""
+    return float(struct.unpack("<d", struct.pack("<Q", int(bits) & rng.MASK))[0])
+
+
+def float32_of(bits: int) -> float:
+    """Give the float32 whose bits are those of a 32-bit integer."""
+    return float(struct.unpack("<f", struct.pack("<I", int(bits) & rng.LOW))[0])
