@@ -126,13 +126,17 @@ class Plan:
 
 def _work(jobs: queue.SimpleQueue[Unit | None], plan: Plan) -> None:
     """The life of a background thread: fill units until told to stop. Holds no loader, iterator or idle slot."""
-    worker = plan.worker()
+    worker: compose.Worker | None = None
     while True:
         unit = jobs.get()
         if unit is None:
             return
         if not unit.cancelled:
-            plan.fill(worker, unit)
+            try:
+                worker = worker or plan.worker()
+                plan.fill(worker, unit)
+            except BaseException as problem:  # no memory for the scratch, say: the consumer is told, never left waiting
+                unit.problem = problem
         unit.done = True
         if unit.cancelled:
             unit.slot.busy = False

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 import jitloader as jl
+from jitloader import filling
 from jitloader import loader as loader_module
 
 
@@ -526,3 +527,35 @@ def test_python_inside_a_kernel_is_refused():
     for function, text in ((talks, "talks: a kernel runs without Python"), (rolls, "rolls: np.random in a kernel")):
         with pytest.raises(jl.PipelineError, match=text):
             data.map("x", function)[:]
+
+
+def test_a_thread_that_cannot_start_its_work_tells(monkeypatch):
+    """What goes wrong in a background thread before it fills anything reaches the consumer; the loader stays usable."""
+    loader = jl.Loader(data_of(100_000), 8)
+    first = next(iter(loader)).i.tolist()
+
+    def no_memory(self):
+        raise MemoryError("no scratch")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(filling.Plan, "worker", no_memory)
+        with pytest.raises(MemoryError, match="no scratch"):
+            list(loader)
+    assert next(iter(loader)).i.tolist() == first
+
+
+def test_no_memory_for_the_buffers(monkeypatch):
+    """A batch that does not fit in memory is a MemoryError naming sizes and what to change; then all goes on."""
+    real = np.empty
+
+    def small(shape, *args, **kwargs):
+        if np.prod(shape) > 100_000:
+            raise MemoryError
+        return real(shape, *args, **kwargs)
+
+    loader = jl.Loader(jl.Dataset(x=np.zeros((100, 10_000))), 50)
+    with monkeypatch.context() as patched:
+        patched.setattr(np, "empty", small)
+        with pytest.raises(MemoryError, match=r"no memory for a batch buffer of 4,000,000 bytes \(50 rows\): use a smaller"):
+            next(iter(loader))
+    assert next(iter(loader)).x.shape == (50, 10_000)
