@@ -73,11 +73,16 @@ def test_a_damaged_file_is_compiled_again(tmp_path, damage):
 
 
 def test_no_folder_to_be_had(tmp_path):
-    """Without a home, and with a cache folder that cannot be made, everything works and nothing is said."""
+    """Without a home, and with a cache folder that cannot be made, a temporary one will do, and at last none at all."""
     file = tmp_path / "file"
     file.write_text("")
-    found = run(file / "below", HOME="/nonexistent", XDG_CACHE_HOME=str(file / "x"), TMPDIR=str(tmp_path / "tmp"))
-    assert found == "[1.0, 2.0, 3.0, 4.0] ['compiled'] True"
+    (tmp_path / "tmp").mkdir()
+    lost = {"HOME": "/nonexistent", "XDG_CACHE_HOME": str(file / "x"), "TMPDIR": str(tmp_path / "tmp")}
+    assert run(file / "below", **lost) == "[1.0, 2.0, 3.0, 4.0] ['compiled'] True"
+    assert run(file / "below", **lost) == "[1.0, 2.0, 3.0, 4.0] ['disk'] False"
+
+    none = f"import tempfile; tempfile.tempdir = {str(file)!r}; A = 1.0"
+    assert run(file / "below", before=none, **lost) == "[1.0, 2.0, 3.0, 4.0] ['compiled'] True"
 
 
 @pytest.mark.skipif(os.name == "nt", reason="the permission bits are POSIX")
