@@ -38,8 +38,9 @@ class Loader:
         come from torch.distributed, Ray Train, JAX (where initialised) or RANK and WORLD_SIZE, else 0 and 1.
     tail : rows that do not part evenly between ranks are kept ("keep": sizes differ by one), dropped ("drop"), or the
         shorter ranks take rows from the start again ("wrap").
-    threads : background threads; the CPUs this process may use where left out. With prefetch=0, a number above one lets a
-        `prange` loop fill large batches: quick on idle cores, and slow where the consumer keeps them busy.
+    threads : background threads; where left out, one fewer than the CPUs this process may use (at least one), for who
+        asks for a batch that is not there fills along. With prefetch=0, a number above one lets a `prange` loop fill
+        large batches: quick on idle cores, and slow where the consumer keeps them busy.
     prefetch : batches (or runs of small ones) filled ahead; 0 fills each when it is asked for.
 
     A batch is yours: its arrays are writable, and no buffer is used again while anything refers to it. Each `iter()`
@@ -73,7 +74,7 @@ class Loader:
         self.batch_size = whole_number("batch_size", batch_size, 1)
         self.seed = whole_number("seed", seed, None)
         self.prefetch = whole_number("prefetch", prefetch, 0)
-        self.threads = jit.available_cpus() if threads is None else whole_number("threads", threads, 1)
+        self.threads = max(1, jit.available_cpus() - 1) if threads is None else whole_number("threads", threads, 1)
         self._wide = (
             1 if threads is None else self.threads
         )  # a prange loop stalls beside a busy consumer: only if asked
@@ -210,7 +211,7 @@ class Loader:
         clock = time.perf_counter
         try:
             while True:
-                while scheduled < total and len(units) < (ahead if threads else 1):
+                while scheduled < total and len(units) <= (ahead if threads else 0):
                     unit = Unit(pool.take(), scheduled, min(many * size, total - scheduled))
                     units.append(unit)
                     scheduled += unit.rows
@@ -218,14 +219,13 @@ class Loader:
                         team.submit(unit)
                 if not units:
                     return
-                unit = units[0]
                 asked = clock()
-                team.wait(unit)
+                unit = team.wait(units)
                 stats["wait_seconds"] += clock() - asked
                 stats["fill_seconds"] += unit.fill_seconds
                 units.popleft()
-                if unit.fill_seconds < QUICK and many < most:
-                    many = min(most, many * 4)
+                if unit.fill_seconds < QUICK:  # of units in flight, those still small say nothing new
+                    many = max(many, min(most, -(-unit.rows // size) * 4))
                 slot, begin, rows = unit.slot, unit.start, unit.rows
                 whole: Any = shaped(program, unit) if unit.batches is None else unit.batches
                 for low in range(0, self._good(unit), size):
