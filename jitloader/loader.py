@@ -223,7 +223,6 @@ class Loader:
                 unit = team.wait(units)
                 stats["wait_seconds"] += clock() - asked
                 stats["fill_seconds"] += unit.fill_seconds
-                units.popleft()
                 if unit.fill_seconds < QUICK:  # of units in flight, those still small say nothing new
                     many = max(many, min(most, -(-unit.rows // size) * 4))
                 slot, begin, rows = unit.slot, unit.start, unit.rows
@@ -237,9 +236,10 @@ class Loader:
                         yield whole.pop(0)
                     else:
                         yield make([a[low:high] for a in whole])
-                slot.busy = False
                 if unit.failed is not None or unit.problem is not None:
                     raise self._error(unit, plan, epoch)
+                slot.busy = False
+                units.popleft()
                 del unit, slot, whole
         finally:
             team.stop(units)

@@ -605,3 +605,29 @@ def test_ctrl_c_while_filling_along(monkeypatch):
     for _ in range(3):
         assert [i for batch in loader for i in batch.i.tolist()] == list(range(4_000))
     assert len(hit) == 5 and not any(slot.busy for slot in loader._pool._slots)
+
+
+@pytest.mark.parametrize("how", ["break", "error", "closed"])
+def test_epochs_left_early_lose_no_buffer(how):
+    """However an epoch ends, the next ones find the pool as it was: no slot stays marked, none is made anew."""
+    data = data_of(40_000)
+    if how == "error":
+        data = data.map("i", jl.lookup(np.arange(39_000)))
+    loader = jl.Loader(data, 1000, threads=2)
+    for _ in range(12):
+        batches = iter(loader)
+        if how == "error":
+            with pytest.raises(jl.PipelineError):
+                for _ in batches:
+                    pass
+        else:
+            next(batches)
+        if how == "closed":
+            batches.close()
+        del batches
+        for _ in range(100):
+            if not any(slot.busy for slot in loader._pool._slots):
+                break
+            time.sleep(0.01)  # a thread gives back what it was filling
+        assert not any(slot.busy for slot in loader._pool._slots)
+    assert loader._pool.made <= 5
