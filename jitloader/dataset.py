@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from . import blame, compose, jit, passes, python, rng, storage
+from . import blame, compose, jit, passes, pickling, python, rng, storage
 from .compose import decoded
 from .errors import PipelineError
-from .orders.base import table_rows
+from .orders.base import Order, Positions, table_rows
 from .passes import Statistics
 from .ranks import whole_number
 from .rng import epoch_key
@@ -61,9 +61,7 @@ class Dataset:
         if len(set(counts.values())) > 1:
             raise ValueError("fields differ in length: " + ", ".join(f"{k!r} has {n} rows" for k, n in counts.items()))
         self._set(sources, (), tuple(sources))
-        arrays = {id(part.array): part.array for samples in sources.values() for part in samples.parts}
-        watches = (storage.watch(array) for array in arrays.values())
-        self._watches = tuple(watch for watch in watches if watch is not None)
+        self._watches = _watches(sources)
 
     def _set(self, sources: dict[str, Samples], steps: tuple[Step, ...], fields: tuple[str, ...]) -> None:
         self._sources, self._steps, self._fields = sources, steps, fields
@@ -463,13 +461,33 @@ class Dataset:
     def _chain(self) -> blame.Chain:
         return blame.Chain(self._sources, self._steps, self._fields)
 
-    def program(self, order: Any, order_params: Sequence[Any]) -> compose.Program:
-        """Give the whole chain as one function, its rows given by an order kernel."""
-        rows = python.ROWS if self._python else ""
-        kinds = (order, *(jit.typeof(p) for p in order_params))
+    @property
+    def batch_type(self) -> Any:
+        """The NamedTuple type of a batch."""
+        return self._batch
+
+    @property
+    def datasets(self) -> tuple[Dataset, ...]:
+        """The data sets that rows come from: itself."""
+        return (self,)
+
+    def positions(self, order: Order, seed: int, epoch: int) -> Positions:
+        """Give an order made ready for one epoch over the rows."""
+        return order.plan(len(self), seed, epoch)
+
+    def program(
+        self, order: Any, order_params: Sequence[Any], base: int | None = None, number: bool = False
+    ) -> compose.Program:
+        """Give the whole chain as one function, its rows given by an order kernel.
+
+        With `base` the data are one source of several, and that many rows come before: see `compose`. With `number`,
+        row numbers come out last.
+        """
+        rows = python.ROWS if self._python or number else ""
+        kinds = (order, base, rows, *(jit.typeof(p) for p in order_params))
         if kinds in self._programs:
             return self._programs[kinds]._replace(order=tuple(order_params))
-        made = compose.compose(self._sources, self._steps, self._fields, order, order_params, len(self), rows)
+        made = compose.compose(self._sources, self._steps, self._fields, order, order_params, len(self), rows, base)
         if not any(step.stage.user for step in self._steps):  # what a user's function refers to may change
             self._programs[kinds] = made
         return made
@@ -554,14 +572,7 @@ class Dataset:
         return new
 
     def __reduce__(self) -> Any:
-        if self._steps or self._python or any(s.name != "records" for s in self._sources.values()):
-            raise TypeError(
-                "a data set with stages or access patterns does not pickle: pickle one of plain arrays, and link after"
-            )
-        fields = {
-            name: ([storage.locate(p.array) or p.array for p in s.parts], s.rows) for name, s in self._sources.items()
-        }
-        return _restored, (fields, self._fields)
+        return _restored, (pickling.dumps((self._sources, self._steps, self._fields, self._python)),)
 
     @property
     def sources(self) -> dict[str, Samples]:
@@ -609,14 +620,19 @@ def check_name(name: str) -> None:
         raise TypeError(f"a field name is a string of at least one character, got {name!r}")
 
 
-def _restored(fields: dict[str, tuple[list[Any], Rows]], names: tuple[str, ...]) -> Dataset:
+def _restored(given: bytes) -> Dataset:
     """Give the data set that was pickled: files are mapped where they lie, other arrays came along."""
-    sources = {}
-    for name, (places, rows) in fields.items():
-        found = [storage.reopen(*p) if isinstance(p, storage.Location) else p for p in places]
-        parts = [records(array, field=name) for array in found]
-        sources[name] = parts[0]._replace(parts=tuple(s.parts[0] for s in parts), rows=rows)
-    return Dataset(sources).keep(*names)
+    sources, steps, fields, made = pickling.loads(given)
+    data = object.__new__(Dataset)
+    data._set(sources, steps, fields)
+    data._python, data._watches = made, _watches(sources)
+    return data
+
+
+def _watches(sources: Mapping[str, Samples]) -> tuple[storage.Watch, ...]:
+    """Watch the files below some fields."""
+    arrays = {id(part.array): part.array for samples in sources.values() for part in samples.parts}
+    return tuple(watch for watch in map(storage.watch, arrays.values()) if watch is not None)
 
 
 def _names(given: Any, told: str) -> tuple[str, ...]:

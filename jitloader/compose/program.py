@@ -72,6 +72,10 @@ class Program(NamedTuple):
         kinds += [jit.typeof(a) for a in self.arguments]
         return tuple(kinds + [jit.Array(name, 1) for name, _ in self.scratch])
 
+    def worker(self, key: int, order: Sequence[Any]) -> Worker:
+        """Give one thread's hold on the program."""
+        return Worker(self, key, order)
+
     def load(self) -> jit.Kernel:
         """Give the program compiled."""
         return jit.load(self.function, self.signature(), name="fill")
@@ -268,8 +272,11 @@ def _own_dtype(output: Output, buffer: np.ndarray) -> np.ndarray:
     return buffer if output.carrier == output.spec.dtype else buffer.view(output.spec.dtype)
 
 
-def collect(program: Program, worker: Worker, first: int, step: int, count: int) -> tuple[list[Any], Failure | None]:
-    """Give the samples at positions first, first + step, ... as one batch of fresh arrays, and where that stopped."""
+def collect(program: Any, worker: Any, first: int, step: int, count: int) -> tuple[list[Any], Failure | None]:
+    """Give the samples at positions first, first + step, ... as one batch of fresh arrays, and where that stopped.
+
+    `program` and its `worker` are a Program and a Worker, or what behaves as they do.
+    """
     lengths: dict[str, np.ndarray] = {}
     if program.measure is not None:
         lengths = {o.name: np.zeros(count, np.int64) for o in program.measure.outputs}
