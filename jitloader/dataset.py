@@ -572,7 +572,10 @@ class Dataset:
         return new
 
     def __reduce__(self) -> Any:
-        return _restored, (pickling.dumps((self._sources, self._steps, self._fields, self._python)),)
+        return pickling.reduced(self, "a data set")
+
+    def _reduced(self) -> Any:
+        return _restored, (self._sources, self._steps, self._fields, self._python)
 
     @property
     def sources(self) -> dict[str, Samples]:
@@ -620,9 +623,10 @@ def check_name(name: str) -> None:
         raise TypeError(f"a field name is a string of at least one character, got {name!r}")
 
 
-def _restored(given: bytes) -> Dataset:
+def _restored(
+    sources: dict[str, Samples], steps: tuple[Step, ...], fields: tuple[str, ...], made: tuple[python.Applied, ...]
+) -> Dataset:
     """Give the data set that was pickled: files are mapped where they lie, other arrays came along."""
-    sources, steps, fields, made = pickling.loads(given)
     data = object.__new__(Dataset)
     data._set(sources, steps, fields)
     data._python, data._watches = made, _watches(sources)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from . import compose, python
+from . import compose, pickling, python
 from .dataset import Dataset
 from .orders import Order, Positions
 from .orders.base import table_rows
@@ -165,6 +165,16 @@ class Live:
         """Give the error of a storage row on which a kernel stopped."""
         return self._over.failed(failure, seed, epoch)
 
+    def __reduce__(self) -> Any:
+        return pickling.reduced(self, "live data")
+
+    def _reduced(self) -> Any:
+        return Live, (self._over, self._ring)  # one stream, for they share the arrays
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Live:
+        back: Live = pickling.loads(pickling.dumps(self, "live data"))
+        return back
+
     def _emptied(self) -> Live:
         return Live(self._over._emptied(), Ring(1, gone="bool"))
 
@@ -271,6 +281,9 @@ class Replay:
     def update(self, rows: Any, priorities: Any) -> None:
         """Set the priorities of these rows, (n,) integers and (n,) numbers: the size of their errors, as a rule."""
         self._memory.update(rows, priorities)
+
+    def __reduce__(self) -> Any:
+        return Replay, (self._data, self._memory)
 
     def state_dict(self) -> Mapping[str, Any]:
         """Give the state of the priorities; the ring pickles by itself."""

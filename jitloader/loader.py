@@ -256,7 +256,8 @@ class Loader:
                 whole: Any = shaped(program, unit) if unit.batches is None else unit.batches
                 for low in range(0, self._good(unit), size):
                     high = min(low + size, rows)
-                    self._at = (epoch, min(start + (begin + high) * world, last))
+                    # All ranks go in step: with a short last batch each has received what there was.
+                    self._at = (epoch, min(start + (begin + low + size) * world, last))
                     stats["batches"] += 1
                     stats["rows"] += high - low
                     if unit.batches is not None:
@@ -314,8 +315,8 @@ class Loader:
         ranks. Of several live iterators it is the one that was asked last.
         """
         epoch, position = self._at
-        rest = self._local(position) if position <= self._positions else 0
-        if position >= self._positions or (self.drop_last and rest < self.batch_size):
+        rest = self._local(position, 0) if position <= self._positions else 0  # of the rank that has the most
+        if not rest or (self.drop_last and rest < self.batch_size):
             epoch, position = (epoch + 1, 0) if self._positions else (epoch, 0)
         return {
             "version": VERSION,
@@ -363,7 +364,10 @@ class Loader:
         return new
 
     def __reduce__(self) -> Any:
-        return _restored, (pickling.dumps({**self.__getstate__(), "_laid": {}}),)
+        return pickling.reduced(self, "a loader")
+
+    def _reduced(self) -> Any:
+        return _restored, ({**self.__getstate__(), "_laid": {}},)
 
     # -- looking ------------------------------------------------------------------------------------------------------
 
@@ -424,8 +428,8 @@ class Loader:
         self.close()
 
 
-def _restored(given: bytes) -> Loader:
+def _restored(state: dict[str, Any]) -> Loader:
     """Give the loader that was pickled, where it was."""
     loader = object.__new__(Loader)
-    loader.__setstate__(pickling.loads(given))
+    loader.__setstate__(state)
     return loader

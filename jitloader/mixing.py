@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from . import compose, jit, python
+from . import compose, jit, pickling, python
 from .dataset import Dataset
 from .orders import Order, Positions, mixed
 from .orders.base import table_rows
@@ -246,6 +246,12 @@ class Mix:
 
     def _source_of(self, row: int) -> int:
         return int(np.searchsorted(self._bounds, row, "right")) - 1
+
+    def __reduce__(self) -> Any:
+        return pickling.reduced(self, "a mix")
+
+    def _reduced(self) -> Any:
+        return Mix, (self._parts, self._order, self._head, self._python)
 
     def _emptied(self) -> Mix:
         return Mix(tuple(part._emptied() for part in self._parts), self._order, self._head, self._python)

@@ -16,21 +16,28 @@ from typing import Any
 import numpy as np
 
 from . import storage
+from .dtypes import lend
 from .orders import Order
 from .samples import Part, flatten
 from .stages import Stage
 
-VERSION = f"{sys.implementation.cache_tag}"  # of Python's bytecode
+VERSION = str(sys.implementation.cache_tag)  # of Python's bytecode
 
 
-def dumps(value: Any) -> bytes:
-    """Give a value as bytes. Raises TypeError where something in it cannot be pickled, naming it."""
+def dumps(value: Any, what: str) -> bytes:
+    """Give a value as bytes. Raises TypeError, naming `what`, where something in it cannot be pickled."""
     stream = io.BytesIO()
     try:
         _Pickler(stream, protocol=5).dump(value)
-    except (pickle.PicklingError, AttributeError) as error:
-        raise TypeError(f"cannot be pickled: {error}") from None
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        raise TypeError(f"{what} does not pickle: {error}") from None
     return stream.getvalue()
+
+
+def reduced(value: Any, what: str) -> Any:
+    """Give what `__reduce__` gives of a value that has a `_reduced` of its own, `_reduced() -> (function, arguments)`: a
+    stream in which functions and arrays are pickled as here, and which it shares with all such values inside it."""
+    return loads, (dumps(value, what),)
 
 
 def loads(given: bytes) -> Any:
@@ -50,6 +57,8 @@ class _Pickler(pickle.Pickler):
             return importlib.import_module, (value.__name__,)
         if type(value) in (Order, Stage):  # whose own way of pickling begins a new stream
             return type(value), tuple(value)
+        if hasattr(type(value), "_reduced"):
+            return value._reduced()
         if type(value) is Part:
             return _part(value)
         if isinstance(value, np.ndarray):
@@ -115,17 +124,29 @@ def _cached(function: Callable[..., Any], size: int | None) -> Any:
 
 
 def _array(array: np.ndarray) -> Any:
-    """By path where it is mapped; views of one array share it, where they show the better part of it."""
+    """By path where it is mapped; views of one array share it, where they show the better part of it.
+
+    Strides are kept, for kernels were given them: NumPy's own pickles lay an array out anew.
+    """
     place = storage.locate(array)
     if place is not None:
         return storage.reopen, tuple(place)
+    if array.size == 0 or array.dtype.hasobject or array.flags.owndata and array.flags.c_contiguous:
+        return NotImplemented
     root: Any = array
     while isinstance(getattr(root, "base", None), np.ndarray):
         root = root.base
+    low = sum(min(0, (n - 1) * s) for n, s in zip(array.shape, array.strides, strict=True))
+    high = sum(max(0, (n - 1) * s) for n, s in zip(array.shape, array.strides, strict=True)) + array.itemsize
     whole = type(root) is np.ndarray and root.flags.c_contiguous and root.flags.owndata
-    if root is array or not whole or root.nbytes > 2 * array.nbytes or array.dtype.hasobject:
+    if whole and root.nbytes <= 2 * (high - low):
+        start = root.ctypes.data
+    elif array.flags.c_contiguous:
         return NotImplemented
-    offset = array.ctypes.data - root.ctypes.data
+    else:
+        start = array.ctypes.data + low
+        root = lend(array, start, high - low).copy()
+    offset = array.ctypes.data - start
     return _view, (root, array.dtype, array.shape, array.strides, offset, array.flags.writeable)
 
 
@@ -152,9 +173,5 @@ def _flattened(array: np.ndarray, offset: int, stride: int, count: int) -> Part:
 # -- orders and stages alone ------------------------------------------------------------------------------------------
 
 
-def _alone(value: Any) -> Any:
-    return loads, (dumps(value),)
-
-
 for _kind in (Order, Stage):
-    copyreg.pickle(_kind, _alone)
+    copyreg.pickle(_kind, lambda value: reduced(value, value.name))
