@@ -245,6 +245,7 @@ class Loader:
                     if threads:
                         team.submit(unit)
                 if not units:
+                    self._at = (epoch + 1, 0)  # where ranks have different numbers of batches, this one has no more
                     return
                 asked = clock()
                 unit = team.wait(units)
@@ -316,8 +317,8 @@ class Loader:
         """
         epoch, position = self._at
         rest = self._local(position, 0) if position <= self._positions else 0  # of the rank that has the most
-        if not rest or (self.drop_last and rest < self.batch_size):
-            epoch, position = (epoch + 1, 0) if self._positions else (epoch, 0)
+        if position and (not rest or (self.drop_last and rest < self.batch_size)):
+            epoch, position = epoch + 1, 0
         return {
             "version": VERSION,
             "seed": self.seed,
