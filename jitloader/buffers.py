@@ -111,6 +111,12 @@ class Pool:
                 self._slots.append(slot)
             return slot
 
+    def usage(self) -> tuple[int, int, int]:
+        """Give how many slots there are, how many of them are in use, and the bytes of all."""
+        with self._lock:
+            held = sum(not slot.free for slot in self._slots)
+            return len(self._slots), held, sum(owner.nbytes for slot in self._slots for owner in slot.owners)
+
     def clear(self) -> None:
         """Forget all slots; batches in users' hands stay valid."""
         with self._lock:

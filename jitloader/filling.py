@@ -26,7 +26,8 @@ class Unit:
     """One kernel call: a run of batches in a slot, and the lock that opens when they are there."""
 
     __slots__ = (
-        "batches", "cancelled", "done", "failed", "fill_seconds", "layouts", "problem", "ready", "rows", "slot", "start"
+        "batches", "begun", "cancelled", "done", "failed", "fill_seconds", "layouts", "problem", "ready", "rows", "slot",
+        "start", "thread",
     )  # fmt: skip
 
     def __init__(self, slot: Slot, start: int, rows: int) -> None:
@@ -38,7 +39,8 @@ class Unit:
         self.problem: BaseException | None = None  # what went wrong outside of kernels
         self.layouts: list[compose.Layout | None] = []
         self.batches: list[Any] | None = None  # finished batches, where Python functions were applied
-        self.fill_seconds = 0.0
+        self.begun = self.fill_seconds = 0.0
+        self.thread = 0
 
 
 class Plan:
@@ -75,16 +77,25 @@ class Plan:
             yield first, count, done
             done += count
 
+    def nbytes(self, unit: Unit) -> int:
+        """Bytes that a filled unit came to: fixed rows, and those that vary at the lengths they have."""
+        varied = sum(
+            layout.total * o.carrier.itemsize
+            for layout, o in zip(unit.layouts, self.program.outputs, strict=False)
+            if layout is not None
+        )
+        return unit.rows * self.program.nbytes + varied
+
     def fill(self, worker: compose.Worker | compose.WideWorker, unit: Unit) -> None:
         """Fill a unit's rows."""
-        started = time.perf_counter()
+        unit.thread, unit.begun = threading.get_ident(), time.perf_counter()
         try:
             self._fill(worker, unit)
             if self.data.applies and unit.failed is None:
                 self._apply(unit)
         except BaseException as problem:
             unit.problem = problem
-        unit.fill_seconds = time.perf_counter() - started
+        unit.fill_seconds = time.perf_counter() - unit.begun
 
     def _apply(self, unit: Unit) -> None:
         """Run the applied functions over each batch; those before one that fails are kept."""

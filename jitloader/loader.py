@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import time
+import threading
 import warnings
 import weakref
 from collections import deque
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -16,7 +16,11 @@ from .buffers import Pool, Slot
 from .dataset import Dataset
 from .errors import StateError
 from .filling import Plan, Team, Unit, shaped
+from .meter import Meter
 from .ranks import find_rank, whole_number
+
+if TYPE_CHECKING:
+    from .report import Report
 
 VERSION = 1
 UNIT = 4 << 20  # bytes one kernel call writes at most where batches are small: spreads the 30 us of a hand-over
@@ -93,7 +97,7 @@ class Loader:
         self._pool: Pool | None = None
         self._pool_rows = 0
         self._live: weakref.WeakSet[Team] = weakref.WeakSet()
-        self._stats = {"batches": 0, "rows": 0, "wait_seconds": 0.0, "fill_seconds": 0.0}
+        self._meter = Meter()
         positions = self._order.plan(len(data), self.seed, 0)
         self._positions = positions.length
         self._check_sizes()
@@ -165,7 +169,11 @@ class Loader:
         if self._program is None or positions.length != self._positions:
             self._positions = positions.length
             self._program = self._data.program(positions.kernel, positions.params)
+        made = len(jit.compile_events)
         self._program.load()
+        if self._program.measure is not None:
+            self._program.measure.load()
+        self._meter.compile += sum(event.seconds for event in jit.compile_events[made:])
         length = max(positions.length, 1)
         first, step = start + self.rank, self.world_size
         return Plan(self._data, self._program, positions.params, self.seed, epoch, first, step, length, self.batch_size)
@@ -206,10 +214,11 @@ class Loader:
         units: deque[Unit] = deque()
         many, scheduled = 1, 0
         make, world, last = self._data._batch._make, self.world_size, self._positions
-        stats = self._stats
-        clock = time.perf_counter
+        meter = self._meter
+        tally = meter.begin(size, threads, threading.get_ident())
         try:
             while True:
+                asked = meter.asks(tally)
                 while scheduled < total and len(units) < (ahead if threads else 1):
                     unit = Unit(pool.take(), scheduled, min(many * size, total - scheduled))
                     units.append(unit)
@@ -219,10 +228,8 @@ class Loader:
                 if not units:
                     return
                 unit = units[0]
-                asked = clock()
                 team.wait(unit)
-                stats["wait_seconds"] += clock() - asked
-                stats["fill_seconds"] += unit.fill_seconds
+                meter.gets(tally, asked, unit.begun, unit.fill_seconds, unit.thread, unit.rows, plan.nbytes(unit))
                 units.popleft()
                 if unit.fill_seconds < QUICK and many < most:
                     many = min(most, many * 4)
@@ -231,8 +238,7 @@ class Loader:
                 for low in range(0, self._good(unit), size):
                     high = min(low + size, rows)
                     self._at = (epoch, min(start + (begin + high) * world, last))
-                    stats["batches"] += 1
-                    stats["rows"] += high - low
+                    tally.rows = begin + high
                     if unit.batches is not None:
                         yield whole.pop(0)
                     else:
@@ -243,6 +249,7 @@ class Loader:
                 del unit, slot, whole
         finally:
             team.stop(units)
+            meter.end(tally)
 
     def _good(self, unit: Unit) -> int:
         """How many rows of a unit came whole, in full batches where it failed."""
@@ -329,13 +336,13 @@ class Loader:
 
     def __getstate__(self) -> dict[str, Any]:
         state = self.__dict__.copy()
-        for name in ("_program", "_pool", "_live"):
+        for name in ("_program", "_pool", "_live", "_meter"):
             del state[name]
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._program, self._pool, self._live = None, None, weakref.WeakSet()
+        self._program, self._pool, self._live, self._meter = None, None, weakref.WeakSet(), Meter()
         self._next, self._start = self._resume_point()
 
     def _resume_point(self) -> tuple[int, int]:
@@ -345,8 +352,51 @@ class Loader:
     # -- looking ------------------------------------------------------------------------------------------------------
 
     def stats(self) -> dict[str, float]:
-        """Give totals so far: batches and rows received, seconds the consumer waited, seconds kernels ran."""
-        return dict(self._stats)
+        """Give totals over all iterators so far, as plain numbers to log: always on, counted once a run of batches.
+
+        "batches", "rows" and "bytes" that were handed out (bytes by whole runs of batches, which small batches come
+        in); "wait_seconds", in which the consumer stood still, and "consumer_seconds", in which it did its own work
+        (and iterators cut batches out of runs, about 1 us each); "wait_share", the first's part of both;
+        "fill_seconds" that kernels and Python functions ran, over all threads, and "fill_bytes_per_second" of a
+        thread; "compile_seconds" for kernels, compiled or from disk; "threads" of the last iterator; "slots" of the pool,
+        those "slots_held" by a fill or by you, and their "pool_bytes".
+
+        >>> import numpy as np, jitloader as jl
+        >>> loader = jl.Loader(jl.Dataset(x=np.arange(10.0)), 4)
+        >>> batches = list(loader)
+        >>> loader.stats()["batches"], loader.stats()["rows"], loader.stats()["bytes"]
+        (3, 10, 80)
+        """
+        slots, held, nbytes = (0, 0, 0) if self._pool is None else self._pool.usage()
+        return {**self._meter.totals(), "slots": slots, "slots_held": held, "pool_bytes": nbytes}
+
+    def report(self) -> Report:
+        """Give what `stats()` counts as a text, in a notebook as a table, with a verdict in its first line; `.plot()` draws
+        when batches were filled and waited for.
+
+        >>> import numpy as np, jitloader as jl
+        >>> print(jl.Loader(jl.Dataset(x=np.arange(10.0)), 4).report())
+        no batch yet
+        """
+        from .report import Report
+
+        return Report(self)
+
+    def progress(self, **options: Any) -> Iterable[Any]:
+        """Give the batches of the next epoch under a progress bar of tqdm's, in notebooks a widget; `options` are tqdm's own.
+
+        Without tqdm (`pip install 'jitloader[progress]'`), or with `disable=True`, the bare batches. With it, what is
+        returned is the bar, for `bar.set_postfix(loss=...)`.
+
+        >>> import numpy as np, jitloader as jl
+        >>> loader = jl.Loader(jl.Dataset(x=np.arange(10)), 4)
+        >>> [batch.x.sum() for batch in loader.progress(disable=True)]
+        [np.int64(6), np.int64(22), np.int64(17)]
+        """
+        from .report import progress
+
+        left = self._batches(self._local(self._start))
+        return progress(iter(self), {"desc": f"epoch {self._at[0]}", "total": left, "unit": "batch", **options})
 
     def __repr__(self) -> str:
         spec = self._data.spec
