@@ -26,6 +26,7 @@ from .orders import stratified as stratified
 from .orders import weighted as weighted
 from .packing import Packs as Packs
 from .packing import pack as pack
+from .pictures import show as show
 from .ragged import ragged as ragged
 from .replay import Prioritized as Prioritized
 from .replay import Ring as Ring
