@@ -9,7 +9,7 @@ import numbers
 import operator
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -24,6 +24,9 @@ from .samples import Rows, Samples, as_indices, join, records
 from .spec import Spec
 from .stages import Bound, Misfit, Stage, Step, as_stage, cast
 from .stages.stage import caller
+
+if TYPE_CHECKING:
+    from .describe import Description
 
 SELECT = 1  # the salt under which split draws
 
@@ -498,6 +501,28 @@ class Dataset:
             data = data.map(field, cast("uint8" if spec.dtype.kind == "b" else spec.dtype))
         program = data.program(compose.only_row, ())
         return data._swept(lambda: passes.statistics(program, len(data), epoch_key(0, 0)), program)
+
+    def describe(self) -> Description:
+        """Give the numbers of every field over all rows, as a table of text or, in notebooks, HTML; `described[name]` is a
+        Summary: count, nan, inf, and mean, std, min, max and histogram of the finite numbers, in float64.
+
+        Two passes over the rows after their stages (random ones with the draws of seed 0, epoch 0), in chunks, on all
+        CPUs, nothing kept. Rows that vary count at their own lengths, without padding. None for what is not of numbers.
+
+        >>> import numpy as np, jitloader as jl
+        >>> jl.Dataset(x=np.array([1.0, 2.0, np.nan, 4.0]), label=np.array([0, 1, 1, 2])).describe()
+        4 rows
+          field  type        count  nan  inf  mean   std     min  max  histogram
+          x      float64 ()  4      1    0    2.333  1.247   1    4    █     █            █
+          label  int64 ()    4      0    0    1      0.7071  0    2    ▄█▄
+        """
+        from .describe import Description, describe
+
+        self._refuse_python("describe")
+        self.verify()
+        program = self.program(compose.only_row, ())
+        found = self._swept(lambda: describe(program, len(self), epoch_key(0, 0)), program)
+        return Description(dict(zip(self._fields, found, strict=True)), self.spec, len(self))
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the rows, through their stages (random ones with the draws of seed 0, epoch 0), to a folder: a `.npy` a
