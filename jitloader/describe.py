@@ -78,27 +78,28 @@ def told(found: Summary) -> str:
 def scan(x, found):  # type: ignore[no-untyped-def]
     """Find the NUMBERS of a chunk: how many are finite and NaN, and of the finite ones the mean, the sum of squared
     differences from it, least and greatest."""
-    finite, missing, total = 0, 0, 0.0
-    base, low, high = 0.0, np.inf, -np.inf
+    finite, missing, base = 0, 0, 0.0
+    for i in range(x.size):
+        if x[i] - x[i] == 0.0:
+            base = x[i]  # differences from the first: a column of one value has exactly that mean
+            break
+    low, high = np.inf, -np.inf
+    even, odd = 0.0, 0.0  # two sums at once: each waits four cycles for its last addition
     for i in range(x.size):
         v = x[i]
-        if v - v != 0.0:
-            missing += v != v
-            continue
-        if finite == 0:
-            base = v  # differences from the first: a column of one value has exactly that mean
-        finite += 1
-        total += v - base
-        if v < low:
-            low = v
-        if v > high:
-            high = v
-    mean = base + total / np.float64(max(finite, 1))
-    square = 0.0
+        good = v - v == 0.0
+        finite += good
+        missing += v != v
+        low = v if good and v < low else low
+        high = v if good and v > high else high
+        d = v - base if good else 0.0
+        even, odd = odd, even + d
+    mean = base + (even + odd) / np.float64(max(finite, 1))
+    even, odd = 0.0, 0.0
     for i in range(x.size):
-        v = x[i]
-        if v - v == 0.0:
-            square += (v - mean) * (v - mean)
+        d = x[i] - mean if x[i] - x[i] == 0.0 else 0.0
+        even, odd = odd, even + d * d
+    square = even + odd
     found[0] = np.float64(finite)
     found[1] = np.float64(missing)
     found[2] = mean
@@ -112,13 +113,12 @@ def tally(x, edges, counts):  # type: ignore[no-untyped-def]
     bins = counts.size
     low = edges[0] * 0.5
     width = edges[bins] * 0.5 - low  # of halves, which do not overflow
+    scale = np.float64(bins) / width if width > 1e-300 else 0.0  # no narrower: the quotient would be infinite
     for i in range(x.size):
         v = x[i]
         if v - v != 0.0:
             continue
-        k = 0
-        if width > 0.0:
-            k = min(max(np.int64((v * 0.5 - low) / width * np.float64(bins)), 0), bins - 1)
+        k = min(max(np.int64((v * 0.5 - low) * scale), 0), bins - 1)
         while k > 0 and v < edges[k]:
             k -= 1
         while k < bins - 1 and v >= edges[k + 1]:
@@ -134,7 +134,7 @@ def edges_of(low: float, high: float, whole: bool) -> np.ndarray:
     """
     if low > high:
         return np.zeros(1)
-    if whole and high - low < BINS:
+    if whole and high - low < BINS and max(-low, high) < 2**52:  # beyond, halves are no float64
         return np.arange(low - 0.5, high + 1)
     return np.linspace(low / 2, high / 2, BINS + 1) * 2 if low < high else np.array([low, high])
 

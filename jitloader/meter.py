@@ -63,7 +63,9 @@ class Meter:
             tally.handed = None
         return now
 
-    def gets(self, tally: Tally, asked: float, begun: float, seconds: float, thread: int, rows: int, nbytes: int) -> None:
+    def gets(
+        self, tally: Tally, asked: float, begun: float, seconds: float, thread: int, rows: int, nbytes: int
+    ) -> None:
         """The consumer gets a run that was asked for at `asked` and filled from `begun` on, `seconds` long."""
         tally.handed = got = clock()
         self.wait += got - asked

@@ -149,7 +149,7 @@ def pixels(rows: Sequence[np.ndarray]) -> list[np.ndarray]:
         return placed
     floats = [row.astype(np.float64) for row in placed]
     low, high = extent(floats)
-    if 0 <= low and high <= 1:
+    if low >= 0 and high <= 1:
         low, high = 0.0, 1.0
     made = []
     for row in floats:
@@ -257,7 +257,7 @@ def grid(drawn: Sequence[Shown], told: Mapping[str, Sequence[Any]], decode: Any,
         f"{field.name}: {low:.4g} black to {high:.4g} white"
         for field in drawn
         for low, high in [ranges[field.name]]
-        if field.kind == "image" and field.rows[0].dtype != np.uint8 and not (0 <= low and high <= 1)
+        if field.kind == "image" and field.rows[0].dtype != np.uint8 and not (low >= 0 and high <= 1)
     ]
     if notes:
         made.supxlabel("; ".join(notes), fontsize=8)

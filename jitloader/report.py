@@ -81,7 +81,10 @@ class Report:
         busy = f", busy {100 * self.busy:.0f} % of the time" if threads else ""
         return [
             ("handed out", f"{s['batches']:,} batches, {s['rows']:,} rows, {size_of(s['bytes'])}"),
-            ("step", f"{seconds_of(s['wait_seconds'])} waiting, {seconds_of(s['consumer_seconds'])} consumer's own work"),
+            (
+                "step",
+                f"{seconds_of(s['wait_seconds'])} waiting, {seconds_of(s['consumer_seconds'])} consumer's own work",
+            ),
             (
                 "fill",
                 f"{seconds_of(s['fill_seconds'])} in {where}{busy}, {size_of(s['fill_bytes_per_second'])}/s written a thread",
@@ -135,7 +138,9 @@ class Report:
         filling = 100 * np.mean([covered(spans, edges) for spans in lanes or [own]], axis=0)
         share_axes.stairs(waiting, edges, color=canvas.ORANGE, fill=True, alpha=0.5)
         share_axes.stairs(filling, edges, color=canvas.BLUE, linewidth=1.5, baseline=None)
-        share_axes.set(ylim=(0, 105), xlim=(0, edges[-1]), ylabel="share of time, %", xlabel=f"time since the first run, {unit}")
+        share_axes.set(
+            ylim=(0, 105), xlim=(0, edges[-1]), ylabel="share of time, %", xlabel=f"time since the first run, {unit}"
+        )
         share_axes.set_yticks([0, 50, 100])
         for axes in (time_axes, share_axes):
             axes.spines[["top", "right"]].set_visible(False)

@@ -17,23 +17,27 @@ import jitloader as jl
 
 PACKAGE = Path(jl.__file__).parent
 FLOORS = [
-    ["spec", "errors", "rng", "ranks"],
+    ["spec", "errors", "rng", "ranks", "tables", "canvas", "meter"],
     ["jit", "buffers"],
     ["dtypes", "python"],
     ["storage", "samples", "orders", "stages", "packing", "replay"],
     ["ragged", "windows"],
     ["compose"],
     ["passes", "blame"],
+    ["describe"],
     ["dataset"],
     ["cache", "transitions"],
     ["filling"],
     ["loader"],
-    ["torch", "jax", "ray", "report"],
+    ["torch", "jax", "ray", "report", "pictures"],
     ["__init__"],
     ["__main__"],  # a user of the public names
 ]
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
-EXCEPTIONS = {("stages", "compose")}  # a stage called on an array, inside that call only
+EXCEPTIONS = {
+    ("stages", "compose"),  # a stage called on an array, inside that call only
+    ("loader", "report"),  # Loader.report and progress, inside those calls only
+}
 
 
 def rooms() -> dict[str, list[Path]]:
