@@ -123,15 +123,15 @@ def test_what_cannot_be_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each refusal says what came and what is taken."""
     batch = {"cube": np.zeros((2, 3, 3, 3, 3))}
     cases = [
-        (dict(batch=batch), ValueError, "nothing to draw as image, series or text: 'cube' has rows float64 (3, 3, 3, 3)"),
-        (dict(batch=IMAGES, kind="text"), ValueError, "nothing to draw as text: 'x' has rows uint8 (8, 9, 3)"),
-        (dict(batch=IMAGES, kind="graph"), ValueError, "kind is 'image', 'series' or 'text', got 'graph'"),
-        (dict(batch=IMAGES, n=0), ValueError, "show takes a number of rows of at least 1, got n=0"),
-        (dict(batch=IMAGES, n=True), ValueError, "show takes a number of rows of at least 1, got n=True"),
-        (dict(batch=IMAGES[:0]), ValueError, "there is no row to show"),
-        (dict(batch=batch, fields="label"), KeyError, "'no field \\'label\\': there are cube'"),
-        (dict(batch=np.array(["a"])), TypeError, "show takes arrays of numbers with a row axis, got <U1 of shape (1,)"),
-        (dict(batch=3.5), TypeError, "show takes arrays of numbers with a row axis, got float64 of shape ()"),
+        ({"batch": batch}, ValueError, "nothing to draw as image, series or text: 'cube' has rows float64 (3, 3, 3, 3)"),
+        ({"batch": IMAGES, "kind": "text"}, ValueError, "nothing to draw as text: 'x' has rows uint8 (8, 9, 3)"),
+        ({"batch": IMAGES, "kind": "graph"}, ValueError, "kind is 'image', 'series' or 'text', got 'graph'"),
+        ({"batch": IMAGES, "n": 0}, ValueError, "show takes a number of rows of at least 1, got n=0"),
+        ({"batch": IMAGES, "n": True}, ValueError, "show takes a number of rows of at least 1, got n=True"),
+        ({"batch": IMAGES[:0]}, ValueError, "there is no row to show"),
+        ({"batch": batch, "fields": "label"}, KeyError, "'no field \\'label\\': there are cube'"),
+        ({"batch": np.array(["a"])}, TypeError, "show takes arrays of numbers with a row axis, got <U1 of shape (1,)"),
+        ({"batch": 3.5}, TypeError, "show takes arrays of numbers with a row axis, got float64 of shape ()"),
     ]  # fmt: skip
     for given, kind, text in cases:
         with pytest.raises(kind) as raised:
