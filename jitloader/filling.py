@@ -23,16 +23,16 @@ WIDE = 1 << 20  # bytes of a batch from which a parallel loop pays for its launc
 
 
 class Unit:
-    """One kernel call: a run of batches in a slot, and the lock that opens when they are there."""
+    """One kernel call: a run of batches in a slot; `take` tells who fills it, `ready` opens when they are there."""
 
     __slots__ = (
         "batches", "begun", "cancelled", "done", "failed", "fill_seconds", "layouts", "problem", "ready", "rows", "slot",
-        "start", "thread",
+        "start", "take", "thread",
     )  # fmt: skip
 
     def __init__(self, slot: Slot, start: int, rows: int) -> None:
         self.slot, self.start, self.rows = slot, start, rows
-        self.ready = threading.Lock()
+        self.ready, self.take = threading.Lock(), threading.Lock()
         self.ready.acquire()
         self.done = self.cancelled = False
         self.failed: compose.Failure | None = None
@@ -93,7 +93,7 @@ class Plan:
             self._fill(worker, unit)
             if self.data.applies and unit.failed is None:
                 self._apply(unit)
-        except BaseException as problem:
+        except Exception as problem:
             unit.problem = problem
         unit.fill_seconds = time.perf_counter() - unit.begun
 
@@ -142,6 +142,8 @@ def _work(jobs: queue.SimpleQueue[Unit | None], plan: Plan) -> None:
         unit = jobs.get()
         if unit is None:
             return
+        if not unit.take.acquire(blocking=False):
+            continue  # the consumer fills it
         if not unit.cancelled:
             try:
                 worker = worker or plan.worker()
@@ -187,21 +189,33 @@ class Team:
         """Fill a unit in the calling thread."""
         if self.worker is None:
             self.worker = self.plan.wide_worker(self.wide) if self.pid == os.getpid() else self.plan.worker()
-        self.plan.fill(self.worker, unit)
-        unit.done = True
+        try:
+            self.plan.fill(self.worker, unit)
+        finally:
+            unit.done = True
 
-    def wait(self, unit: Unit) -> None:
-        """Come back when a unit is filled; after a fork, whose child has no threads, fill it here."""
+    def wait(self, units: deque[Unit]) -> Unit:
+        """Give the first of some units, filled. Who would have to wait fills what no thread has begun, this one or a
+        later one; after a fork, whose child has no threads, fills it here."""
+        unit = units[0]
         if self.closed:
             raise ValueError("this loader is closed")
         if unit.done:
-            return
+            return unit
         if self.pid != os.getpid():
             self.threads, self.pid, self.worker = [], os.getpid(), None
         if not self.threads:
             self.fill_here(unit)
-            return
-        unit.ready.acquire()
+            return unit
+        if not self.plan.data.applies:  # Python functions run in the background alone
+            for other in units:
+                if unit.done:
+                    return unit
+                if other.take.acquire(blocking=False):
+                    self.fill_here(other)
+        if not unit.done:
+            unit.ready.acquire()
+        return unit
 
     def stop(self, units: deque[Unit], join: bool = False) -> None:
         """End the threads; what they were to fill goes back to the pool."""

@@ -42,8 +42,9 @@ class Loader:
         come from torch.distributed, Ray Train, JAX (where initialised) or RANK and WORLD_SIZE, else 0 and 1.
     tail : rows that do not part evenly between ranks are kept ("keep": sizes differ by one), dropped ("drop"), or the
         shorter ranks take rows from the start again ("wrap").
-    threads : background threads; the CPUs this process may use where left out. With prefetch=0, a number above one lets a
-        `prange` loop fill large batches: quick on idle cores, and slow where the consumer keeps them busy.
+    threads : background threads; where left out, one fewer than the CPUs this process may use (at least one), for who
+        asks for a batch that is not there fills along. With prefetch=0, a number above one lets a `prange` loop fill
+        large batches: quick on idle cores, and slow where the consumer keeps them busy.
     prefetch : batches (or runs of small ones) filled ahead; 0 fills each when it is asked for.
 
     A batch is yours: its arrays are writable, and no buffer is used again while anything refers to it. Each `iter()`
@@ -77,7 +78,7 @@ class Loader:
         self.batch_size = whole_number("batch_size", batch_size, 1)
         self.seed = whole_number("seed", seed, None)
         self.prefetch = whole_number("prefetch", prefetch, 0)
-        self.threads = jit.available_cpus() if threads is None else whole_number("threads", threads, 1)
+        self.threads = max(1, jit.available_cpus() - 1) if threads is None else whole_number("threads", threads, 1)
         self._wide = (
             1 if threads is None else self.threads
         )  # a prange loop stalls beside a busy consumer: only if asked
@@ -219,7 +220,7 @@ class Loader:
         try:
             while True:
                 asked = meter.asks(tally)
-                while scheduled < total and len(units) < (ahead if threads else 1):
+                while scheduled < total and len(units) <= (ahead if threads else 0):
                     unit = Unit(pool.take(), scheduled, min(many * size, total - scheduled))
                     units.append(unit)
                     scheduled += unit.rows
@@ -227,12 +228,10 @@ class Loader:
                         team.submit(unit)
                 if not units:
                     return
-                unit = units[0]
-                team.wait(unit)
+                unit = team.wait(units)
                 meter.gets(tally, asked, unit.begun, unit.fill_seconds, unit.thread, unit.rows, plan.nbytes(unit))
-                units.popleft()
-                if unit.fill_seconds < QUICK and many < most:
-                    many = min(most, many * 4)
+                if unit.fill_seconds < QUICK:  # of units in flight, those still small say nothing new
+                    many = max(many, min(most, -(-unit.rows // size) * 4))
                 slot, begin, rows = unit.slot, unit.start, unit.rows
                 whole: Any = shaped(program, unit) if unit.batches is None else unit.batches
                 for low in range(0, self._good(unit), size):
@@ -243,9 +242,10 @@ class Loader:
                         yield whole.pop(0)
                     else:
                         yield make([a[low:high] for a in whole])
-                slot.busy = False
                 if unit.failed is not None or unit.problem is not None:
                     raise self._error(unit, plan, epoch)
+                slot.busy = False
+                units.popleft()
                 del unit, slot, whole
         finally:
             team.stop(units)
@@ -355,11 +355,11 @@ class Loader:
         """Give totals over all iterators so far, as plain numbers to log: always on, counted once a run of batches.
 
         "batches", "rows" and "bytes" that were handed out (bytes by whole runs of batches, which small batches come
-        in); "wait_seconds", in which the consumer stood still, and "consumer_seconds", in which it did its own work
-        (and iterators cut batches out of runs, about 1 us each); "wait_share", the first's part of both;
-        "fill_seconds" that kernels and Python functions ran, over all threads, and "fill_bytes_per_second" of a
-        thread; "compile_seconds" for kernels, compiled or from disk; "threads" of the last iterator; "slots" of the pool,
-        those "slots_held" by a fill or by you, and their "pool_bytes".
+        in); "wait_seconds", in which the consumer stood still or filled along, and "consumer_seconds", in which it did
+        its own work (and iterators cut batches out of runs, about 1 us each); "wait_share", the first's part of both;
+        "fill_seconds" that kernels and Python functions ran, over all threads, and "fill_bytes_per_second" of a thread;
+        "compile_seconds" for kernels, compiled or from disk; "threads" of the last iterator; "slots" of the pool, those
+        "slots_held" by a fill or by you, and their "pool_bytes".
 
         >>> import numpy as np, jitloader as jl
         >>> loader = jl.Loader(jl.Dataset(x=np.arange(10.0)), 4)

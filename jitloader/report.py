@@ -46,10 +46,13 @@ class Report:
         return (sum(event.nbytes for event in self.events) + self._read * filled) / seconds if seconds else 0.0
 
     @property
-    def busy(self) -> float:
-        """What share of the step the background threads fill, in the mean."""
-        step = self.stats["wait_seconds"] + self.stats["consumer_seconds"]
-        return min(self.stats["fill_seconds"] / (step * max(self.stats["threads"], 1)), 1.0) if step else 0.0
+    def busy(self) -> tuple[float, float]:
+        """What share of the step the background threads fill, in the mean, and what share of the waiting the consumer."""
+        filled = sum(event.seconds for event in self.events) or 1.0
+        own = sum(event.seconds for event in self.events if event.thread == self.consumer) / filled
+        wait, seconds = self.stats["wait_seconds"], self.stats["fill_seconds"]
+        step = (wait + self.stats["consumer_seconds"]) * max(self.stats["threads"], 1)
+        return (min((1 - own) * seconds / step, 1.0) if step else 0.0, min(own * seconds / wait, 1.0) if wait else 0.0)
 
     @property
     def verdict(self) -> str:
@@ -61,8 +64,9 @@ class Report:
         if share < SLOW:
             return f"{told}: the consumer sets the pace"
         rate, most = self.fill_rate, copy_rate()
-        if self.stats["threads"] and self.busy < IDLE * share:
-            return f"{told}; bound by hand-over: threads fill {100 * self.busy:.0f} % of the time"
+        behind, own = self.busy
+        if self.stats["threads"] and behind < IDLE * share and own < IDLE:
+            return f"{told}; bound by hand-over: threads fill {100 * behind:.0f} % of the time"
         if rate >= BOUND * most:
             cause = "memory"
         elif self._python:
@@ -77,8 +81,11 @@ class Report:
         """Give what the table shows: (part, what is known of it)."""
         s = self.stats
         threads = int(s["threads"])
-        where = f"{threads} background thread{'s' * (threads > 1)}" if threads else "the consumer's thread"
-        busy = f", busy {100 * self.busy:.0f} % of the time" if threads else ""
+        behind, own = self.busy
+        where = "the consumer's thread"
+        if threads:
+            where = f"{threads} background thread{'s' * (threads > 1)} ({100 * behind:.0f} % of the time)"
+            where += f" and the waiting consumer ({100 * own:.0f} % of it)" if own else ""
         return [
             ("handed out", f"{s['batches']:,} batches, {s['rows']:,} rows, {size_of(s['bytes'])}"),
             (
@@ -87,7 +94,7 @@ class Report:
             ),
             (
                 "fill",
-                f"{seconds_of(s['fill_seconds'])} in {where}{busy}, {size_of(s['fill_bytes_per_second'])}/s written a thread",
+                f"{seconds_of(s['fill_seconds'])} in {where}, {size_of(s['fill_bytes_per_second'])}/s written a thread",
             ),
             ("kernels", f"ready after {seconds_of(s['compile_seconds'])}" if s["compile_seconds"] else "were ready"),
             ("pool", f"{s['slots']:,} slots, {s['slots_held']:,} in use, {size_of(s['pool_bytes'])}"),

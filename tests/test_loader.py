@@ -559,3 +559,75 @@ def test_no_memory_for_the_buffers(monkeypatch):
         with pytest.raises(MemoryError, match=r"no memory for a batch buffer of 4,000,000 bytes \(50 rows\): use a smaller"):
             next(iter(loader))
     assert next(iter(loader)).x.shape == (50, 10_000)
+
+
+def test_who_waits_fills_along(monkeypatch):
+    """A consumer that would wait fills what no thread has begun: three units while the one thread is held up in its own."""
+    held, helped, along = threading.Event(), threading.Event(), []
+    real = filling.Plan.fill
+
+    def slow(plan, worker, unit):
+        if threading.current_thread().name == "jitloader":
+            held.set()
+            assert helped.wait(60)
+        else:
+            assert held.wait(60)  # the units are small: the consumer would have filled them all before the thread woke
+            along.append(unit.start)
+        real(plan, worker, unit)
+        if len(along) == 3:
+            helped.set()
+
+    monkeypatch.setattr(filling.Plan, "fill", slow)
+    monkeypatch.setattr(loader_module, "UNIT", 1 << 10)
+    loader = jl.Loader(data_of(4_000), 8, threads=1, prefetch=3)
+    assert [i for batch in loader for i in batch.i.tolist()] == list(range(4_000))
+    assert len(along) >= 3
+
+
+def test_ctrl_c_while_filling_along(monkeypatch):
+    """An interrupt that meets the consumer in a kernel ends the epoch there; no buffer is lost, the next epoch is whole."""
+    monkeypatch.setattr(loader_module, "UNIT", 1 << 10)
+    loader = jl.Loader(data_of(4_000), 8, threads=1, prefetch=3)
+    real, hit = filling.Plan.fill, []
+
+    def interrupted(plan, worker, unit):
+        if threading.current_thread().name != "jitloader" and len(hit) < 5:
+            hit.append(unit.start)
+            raise KeyboardInterrupt
+        real(plan, worker, unit)
+
+    monkeypatch.setattr(filling.Plan, "fill", interrupted)
+    for _ in range(5):
+        with pytest.raises(KeyboardInterrupt):
+            while True:
+                for _ in loader:
+                    pass
+    for _ in range(3):
+        assert [i for batch in loader for i in batch.i.tolist()] == list(range(4_000))
+    assert len(hit) == 5 and not any(slot.busy for slot in loader._pool._slots)
+
+
+@pytest.mark.parametrize("how", ["break", "error", "closed"])
+def test_epochs_left_early_lose_no_buffer(how):
+    """However an epoch ends, the next ones find the pool as it was: no slot stays marked, none is made anew."""
+    data = data_of(40_000)
+    if how == "error":
+        data = data.map("i", jl.lookup(np.arange(39_000)))
+    loader = jl.Loader(data, 1000, threads=2)
+    for _ in range(12):
+        batches = iter(loader)
+        if how == "error":
+            with pytest.raises(jl.PipelineError):
+                for _ in batches:
+                    pass
+        else:
+            next(batches)
+        if how == "closed":
+            batches.close()
+        del batches
+        for _ in range(100):
+            if not any(slot.busy for slot in loader._pool._slots):
+                break
+            time.sleep(0.01)  # a thread gives back what it was filling
+        assert not any(slot.busy for slot in loader._pool._slots)
+    assert loader._pool.made <= 5
