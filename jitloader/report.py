@@ -14,6 +14,7 @@ from . import canvas
 from .loader import Loader
 from .tables import html_table, seconds_of, size_of
 
+SHORT = 0.005  # seconds in all, below which a cause would be a guess
 SLOW = 0.05  # share of the step from which waiting is worth a word
 BOUND = 0.5  # of a memcpy's rate, from which moving bytes is what takes the time
 IDLE = 0.5  # threads that fill for less than this part of the waiting are not what is waited for
@@ -63,6 +64,9 @@ class Report:
         told = f"loader {100 * share:.0f} % of the step"
         if share < SLOW:
             return f"{told}: the consumer sets the pace"
+        step = self.stats["wait_seconds"] + self.stats["consumer_seconds"]
+        if step < SHORT:
+            return f"{told}, of {seconds_of(step)} in all: too short to say why"
         rate, most = self.fill_rate, copy_rate()
         behind, own = self.busy
         if self.stats["threads"] and behind < IDLE * share and own < IDLE:

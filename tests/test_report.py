@@ -141,6 +141,9 @@ def test_verdicts(monkeypatch: pytest.MonkeyPatch) -> None:
     cases = {
         "no batch yet": of({"batches": 0}),
         "loader 2 % of the step: the consumer sets the pace": of({"wait_share": 0.02}),
+        "loader 50 % of the step, of 2.0 ms in all: too short to say why": of(
+            {**half, "wait_seconds": 0.001, "consumer_seconds": 0.001}
+        ),
         "loader 50 % of the step; fill bound by memory at 6.7 GB/s of a memcpy's 10": of(half, seconds=1.5),
         "loader 50 % of the step; fill bound by reads of 0 bytes a row at 1 GB/s of a memcpy's 10": of(half, seconds=10),
         "loader 50 % of the step; fill bound by its stages at 1 GB/s of a memcpy's 10": of(half, seconds=10, data=staged),
