@@ -20,10 +20,13 @@ ALIGN = 64  # bytes: a cache line, and what JAX wants for taking a buffer withou
 class Slot:
     """Room for some rows of every field: flat arrays over buffers of the slot's own."""
 
-    __slots__ = ("_whole", "addresses", "baseline", "busy", "flat", "owners", "rows")
+    __slots__ = ("_allocate", "_whole", "addresses", "baseline", "busy", "flat", "owners", "rows")
 
-    def __init__(self, rows: int, kinds: Sequence[tuple[np.dtype, int]]) -> None:
+    def __init__(
+        self, rows: int, kinds: Sequence[tuple[np.dtype, int]], allocate: Callable[[int], np.ndarray] | None = None
+    ) -> None:
         self.rows, self.busy = rows, False
+        self._allocate = allocate or _memory
         self.owners: list[np.ndarray] = []
         self.flat: list[np.ndarray] = []
         self.addresses: list[int] = []
@@ -35,7 +38,7 @@ class Slot:
     def _add(self, items: int, dtype: np.dtype) -> None:
         nbytes = items * dtype.itemsize
         try:
-            owner = np.empty(nbytes + ALIGN, np.uint8)
+            owner = self._allocate(nbytes + ALIGN)
         except MemoryError:
             raise MemoryError(
                 f"no memory for a batch buffer of {nbytes:,} bytes ({self.rows:,} rows): use a smaller batch_size"
@@ -49,7 +52,7 @@ class Slot:
         """Make buffer k hold at least so many items, in fresh memory where it does not."""
         if self.flat[k].size >= items:
             return
-        other = Slot(self.rows, [])
+        other = Slot(self.rows, [], self._allocate)
         other._add(items + items // 4, self.flat[k].dtype)
         self.owners[k], self.flat[k], self.addresses[k] = other.owners[0], other.flat[0], other.addresses[0]
 
@@ -69,6 +72,10 @@ class Slot:
     def free(self) -> bool:
         """Whether nobody, inside or outside, uses the slot."""
         return not self.busy and _counts(self.owners) == self.baseline
+
+
+def _memory(nbytes: int) -> np.ndarray:
+    return np.empty(nbytes, np.uint8)
 
 
 def _counts(owners: list[np.ndarray]) -> list[int]:

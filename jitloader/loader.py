@@ -6,7 +6,7 @@ import threading
 import warnings
 import weakref
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -97,6 +97,7 @@ class Loader:
         self._program: compose.Program | None = None
         self._pool: Pool | None = None
         self._pool_rows = 0
+        self._allocate: Callable[[int], np.ndarray] | None = None
         self._live: weakref.WeakSet[Team] = weakref.WeakSet()
         self._meter = Meter()
         positions = self._order.plan(len(data), self.seed, 0)
@@ -184,13 +185,20 @@ class Loader:
         self._plan(0, 0)
         return self
 
+    def allocate_with(self, allocate: Callable[[int], np.ndarray]) -> None:
+        """Take the memory of batches from now on from a function of a number of bytes: page-locked memory, say.
+
+        What it gives is an array of so many uint8, of memory of its own; it is kept and used again.
+        """
+        self._allocate, self._pool = allocate, None
+
     def _slots(self, program: compose.Program, rows: int, keep: int) -> Pool:
         if self._pool is None or self._pool_rows != rows:
             self._pool_rows = rows
             kinds = [(o.carrier, o.size if o.form == "fixed" else 0) for o in program.outputs]
 
             def make() -> Slot:
-                return Slot(rows, kinds)
+                return Slot(rows, kinds, self._allocate)
 
             self._pool = Pool(make, keep)
         return self._pool
