@@ -45,6 +45,7 @@ from .stages import channels_first as channels_first
 from .stages import channels_last as channels_last
 from .stages import clip as clip
 from .stages import contrast as contrast
+from .stages import cutmix as cutmix
 from .stages import elementwise as elementwise
 from .stages import fill_nan as fill_nan
 from .stages import flatten as flatten
@@ -52,6 +53,7 @@ from .stages import gaussian_noise as gaussian_noise
 from .stages import jitter as jitter
 from .stages import log1p as log1p
 from .stages import lookup as lookup
+from .stages import mixup as mixup
 from .stages import normalize as normalize
 from .stages import one_hot as one_hot
 from .stages import pad as pad

@@ -424,7 +424,7 @@ class Dataset:
         try:
             found = compose.sample_of(self._sources, self._steps, self._fields, row, epoch_key(seed, epoch))
         except compose.RowError as error:
-            raise blame.of_row(self._chain, error, row, seed, epoch) from None
+            raise blame.of_row(self._chain, error, error.failure.row, seed, epoch) from None
         sample = [np.asarray(found[name])[()] for name in self._fields]
         if not self._python:
             return self._batch(*sample)

@@ -16,6 +16,8 @@ from .index import random_flip as random_flip
 from .index import random_vertical_flip as random_vertical_flip
 from .index import rotate90 as rotate90
 from .index import transpose as transpose
+from .mix import cutmix as cutmix
+from .mix import mixup as mixup
 from .noise import gaussian_noise as gaussian_noise
 from .noise import jitter as jitter
 from .resize import random_resized_crop as random_resized_crop

@@ -31,7 +31,7 @@ class Misfit(Exception):
 class Bound(NamedTuple):
     """A stage made ready for one spec: the spec that leaves it, and the function that does the work."""
 
-    kind: str  # "value", "index", "sample", "shape", "choice"; of a field made beside another: "mask" or "length"
+    kind: str  # "value", "index", "sample", "shape", "choice", "pair" (sample, over a row and its partner); of a field made beside another: "mask" or "length"
     out: Spec
     kernel: Kernel
     params: tuple[Any, ...] = ()  # numbers and arrays handed to the kernel whole
