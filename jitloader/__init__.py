@@ -38,6 +38,7 @@ from .rng import uniform as uniform
 from .samples import records as records
 from .spec import Spec as Spec
 from .stages import Stage as Stage
+from .stages import batch_stage as batch_stage
 from .stages import brightness as brightness
 from .stages import cast as cast
 from .stages import center_crop as center_crop

@@ -303,12 +303,12 @@ class _Fuser:
                 others[name] = flow if flow.plain and flow.shape is None else self._cut(flow, before)
         add(f"r = {known}; error[1] = r; sample = sample{self.partner}")
         self.flows, self.partner = own, outer
-        for name, before, bound in zip(step.fields, step.before, step.bound, strict=True):
+        for name, out, before, bound in zip(step.fields, step.outputs, step.before, step.bound, strict=True):
             if before.dtype != self.flows[name].logical:
                 self.flows[name].decode()
             other = f"partner of {name}"
             self.flows[other] = others[name]
-            self._sample(step, number, key, [name, other], [before, before], [name], [bound])
+            self._sample(step, number, key, [name, other], [before, before], [out], [bound])
             del self.flows[other]
 
     def _sample(
@@ -331,7 +331,7 @@ class _Fuser:
                 flow = self.flows[name] = self._cut(flow, before)
             shape = flow.lengths or (1,)
             size = " * ".join(str(n) for n in shape)
-            add(f"from{k} = {flow.var}[{flow.base} : {flow.base} + {size}].reshape(({', '.join(map(str, shape))},))")
+            add(f"from{k} = shaped({flow.var}, {flow.base}, ({', '.join(map(str, shape))},))")
             names.append(f"from{k}")
             if bound.valid is not None:
                 add("bad = 0")
@@ -346,7 +346,7 @@ class _Fuser:
             target, base = into or self._target(name, number, out.out, made)
             add(f"at{k} = {base}")
             extents = ", ".join(map(str, shape or (1,)))
-            add(f"into{k} = {target}[at{k} : at{k} + {max(out.out.size, 0)}].reshape(({extents},))")
+            add(f"into{k} = shaped({target}, at{k}, ({extents},))")
             names.append(f"into{k}")
         scratch = "".join(f", {code.own(dtype, size)}" for dtype, size in bound.scratch)
         add(f"{code.function(bound.kernel)}({', '.join(names)}, {key}{scratch}{code.given(bound.params)})")

@@ -1,5 +1,6 @@
 """What is done to a sample: the built-in stages, and the decorators that make a stage of a plain function."""
 
+from .batch import batch_stage as batch_stage
 from .choice import random_apply as random_apply
 from .choice import random_choice as random_choice
 from .given import as_stage as as_stage

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from .. import rng
+from .. import jit, rng
 from ..spec import Spec
 from .checks import number, planes, settled
 from .stage import Bound, Misfit, Stage, numeric
@@ -45,7 +45,7 @@ def _beta(key, alpha):  # type: ignore[no-untyped-def]
 
 def _mixed(src, other, dst, key, alpha):  # type: ignore[no-untyped-def]
     part = _beta(key, alpha)
-    s, o, d = src.reshape(src.size), other.reshape(other.size), dst.reshape(dst.size)
+    s, o, d = jit.flat(src), jit.flat(other), jit.flat(dst)
     for i in range(d.size):
         d[i] = part * np.float64(s[i]) + (1.0 - part) * np.float64(o[i])
 
@@ -97,7 +97,7 @@ def _box(key, alpha, height, width):  # type: ignore[no-untyped-def]
 
 def _pasted(src, other, dst, key, alpha, outer, height, width, inner):  # type: ignore[no-untyped-def]
     top, bottom, left, right = _box(key, alpha, height, width)
-    s, o, d = src.reshape(src.size), other.reshape(other.size), dst.reshape(dst.size)
+    s, o, d = jit.flat(src), jit.flat(other), jit.flat(dst)
     for i in range(d.size):
         d[i] = s[i]
     for p in range(outer):
@@ -110,7 +110,7 @@ def _pasted(src, other, dst, key, alpha, outer, height, width, inner):  # type: 
 def _weighed(src, other, dst, key, alpha, height, width):  # type: ignore[no-untyped-def]
     top, bottom, left, right = _box(key, alpha, height, width)
     part = 1.0 - max(bottom - top, 0) * max(right - left, 0) / (height * width)
-    s, o, d = src.reshape(src.size), other.reshape(other.size), dst.reshape(dst.size)
+    s, o, d = jit.flat(src), jit.flat(other), jit.flat(dst)
     for i in range(d.size):
         d[i] = part * np.float64(s[i]) + (1.0 - part) * np.float64(o[i])
 
