@@ -52,7 +52,7 @@ def mixed(step: Step, number: int) -> Mixed:
     scope: dict[str, Any] = {"function": jit.plain_function(step.bound[0].kernel), "subkey": rng.subkey}
     exec(compile(text, jit.GENERATED, "exec"), scope)
     arrays = [jit.Array(spec.dtype.name, len(spec.shape) + 1) for spec in step.before]
-    signature = (jit.INT, jit.INT, *[jit.Array("int64", 1)] * 2, *arrays, *arrays)
+    signature: tuple[jit.Type, ...] = (jit.INT, jit.INT, *[jit.Array("int64", 1)] * 2, *arrays, *arrays)
     return Mixed(step, number, scope["mix_rows"], signature)
 
 
