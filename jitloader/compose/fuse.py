@@ -354,10 +354,12 @@ class _Fuser:
 
     def _target(self, name: str, number: int, out: Spec, made: dict[str, Flow]) -> tuple[str, str]:
         """Give where a step writes a whole sample: the batch where it is the last, else scratch, to flow on from."""
+        shape, carrier = fixed(out), carrier_of(out.dtype)
         if self.last[name] == number and name in self.at and not self.partner:
             self.done.add(name)
-            return f"out{self.at[name]}", self._base(self.outputs[self.at[name]])
-        shape, carrier = fixed(out), carrier_of(out.dtype)
+            target, base = f"out{self.at[name]}", self._base(self.outputs[self.at[name]])
+            made[name] = Flow(target, base, carrier, shape, contiguous(shape))  # a later step may read it
+            return target, base
         target = self.code.own(carrier.name, out.size)
         made[name] = Flow(target, "0", carrier, shape, contiguous(shape))
         return target, "0"
