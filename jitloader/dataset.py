@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from . import blame, compose, jit, passes, python, rng, storage
+from . import batches, blame, compose, jit, passes, python, rng, storage
 from .compose import decoded
 from .errors import PipelineError
 from .orders.base import table_rows
@@ -71,7 +71,7 @@ class Dataset:
     def _set(self, sources: dict[str, Samples], steps: tuple[Step, ...], fields: tuple[str, ...]) -> None:
         self._sources, self._steps, self._fields = sources, steps, fields
         self._batch = python.batch_type(fields)
-        self._python: tuple[python.Applied, ...] = ()
+        self._python: tuple[python.Applied | batches.Mixed, ...] = ()
         self._watches = ()
         self._programs: dict[Any, compose.Program] = {}
 
@@ -123,9 +123,7 @@ class Dataset:
                     )
                     text += f" {step.stage.name} -> {step.bound[step.outputs.index(name)].out}"
             lines.append(text)
-        lines += [
-            f"  -> {made.name} (Python, {'a row' if made.rowwise else 'a batch'} at a time)" for made in self._python
-        ]
+        lines += [f"  -> {made.name} ({made.how} at a time)" for made in self._python]
         return "\n".join(lines)
 
     def explain(self) -> str:
@@ -140,17 +138,25 @@ class Dataset:
 
     # -- linking ------------------------------------------------------------------------------------------------------
 
-    def map(self, fields: str | Sequence[str], *stages: Any, to: str | Sequence[str] | None = None) -> Dataset:
+    def map(
+        self, fields: str | Sequence[str] | Mapping[Any, Any], *stages: Any, to: str | Sequence[str] | None = None
+    ) -> Dataset:
         """Link stages to a field: each takes what the one before gives. Several fields get the same random draws.
+
+        A dict {field: stage} links different stages that get the same draws: an image bilinear, its mask nearest. Where
+        its values are lists of stages, the k-th of each share draws.
 
         A stage is a built-in one, one made by `@jl.elementwise` or `@jl.stage`, or a plain function: of one number, or
         of (src, dst, key). One that takes several fields at once writes into the first of them, or into the fields
         named by `to`. Raises PipelineError on this line where a stage does not fit, naming stage, field and specs.
         """
-        if self._python:
-            raise PipelineError(
-                f"map after apply({self._python[0].name}): what apply gives is Python's, so link it last"
-            )
+        applied = [made.name for made in self._python if not isinstance(made, batches.Mixed)]
+        if applied:
+            raise PipelineError(f"map after apply({applied[0]}): what apply gives is Python's, so link it last")
+        if isinstance(fields, Mapping):
+            if stages or to is not None:
+                raise TypeError("map takes a dict {field: stage} alone, as map({'image': a, 'mask': b})")
+            return self._together(fields)
         names = _names(fields, "map takes the name of a field, or several")
         if not stages:
             raise ValueError("map takes at least one stage, as map('x', jl.clip(0, 1))")
@@ -168,9 +174,56 @@ class Dataset:
             if given and made.join is None:
                 raise ValueError(f"to= is for a stage over several fields; {made.name!r} takes one at a time")
             step = data._joined(made, names, given) if made.join is not None else data._linked(made, names)
+            if step.bound[0].kind == "batch":
+                data = data._mixed(step)
+                continue
+            if data._python:
+                raise PipelineError(
+                    f"stage {len(data._steps) + len(data._python)} {made.name!r}: after the batch stage "
+                    f"{data._python[0].name!r} only batch stages and apply may follow; link it before [{made.where}]"
+                )
             fresh = tuple(name for name in step.outputs if name not in data._fields)
             data = data._with(steps=(*data._steps, step), fields=data._fields + fresh)
         return data
+
+    def _together(self, table: Mapping[Any, Any]) -> Dataset:
+        """Link a stage to each of some fields under one salt, then the next ones."""
+        if not table:
+            raise ValueError("map takes at least one field, as map({'image': a, 'mask': b})")
+        chains = {
+            key: value if isinstance(value, (list, tuple)) and not isinstance(value, Stage) else (value,)
+            for key, value in table.items()
+        }
+        names = [name for key in chains for name in _names(key, "a dict given to map has names of fields as keys")]
+        if len(set(names)) != len(names) or not all(chains.values()):
+            raise ValueError(f"map takes a dict {{field: stage}} with each field once, got {list(table)}")
+        data = self
+        for k in range(max(map(len, chains.values()))):
+            salt = data._salt
+            for key, chain in chains.items():
+                if k >= len(chain):
+                    continue
+                linked = data.map(key, chain[k])
+                if len(linked._steps) == len(data._steps):
+                    raise PipelineError(f"batch stage {linked._python[-1].name!r} takes fields as map((a, b), stage)")
+                *before, last = linked._steps
+                data = linked._with(steps=(*before, last._replace(salt=salt)))
+        return data
+
+    def _mixed(self, step: Step) -> Dataset:
+        """Link a batch stage, whose draws are its own."""
+        number = len(self._steps) + len(self._python)
+        for name, spec in zip(step.fields, step.before, strict=True):
+            if self.spec[name] != spec:
+                raise PipelineError(
+                    f"stage {number} {step.stage.name!r} on field {name!r}: a kernel cannot compute with "
+                    f"{self.spec[name].dtype}; cast before it [{step.stage.where}]"
+                )
+        if step.outputs != step.fields:
+            raise ValueError(f"to= is for stages of single rows; the batch stage {step.stage.name!r} gives its own fields")
+        new = self._with()
+        new._python = (*self._python, batches.mixed(step._replace(salt=self._salt + len(self._python)), number))
+        return new
 
     @property
     def _salt(self) -> int:
@@ -201,7 +254,7 @@ class Dataset:
     def _joined(self, made: Stage, names: tuple[str, ...], to: tuple[str, ...]) -> Step:
         """Check a stage over several fields at once."""
         specs = tuple(decoded(self.spec[name]) for name in names)
-        where = f"stage {len(self._steps)} {made.name!r} on fields {', '.join(map(repr, names))}"
+        where = f"stage {len(self._steps)} {made.name!r} on field{'s' * (len(names) > 1)} {', '.join(map(repr, names))}"
         came = ", ".join(map(str, specs))
         assert made.join is not None
         try:
@@ -264,13 +317,16 @@ class Dataset:
         new._python = (*self._python, made)
         return new
 
-    def finish(self, arrays: Sequence[Any], seed: int, epoch: int) -> Any:
+    def finish(self, arrays: Sequence[Any], seed: int, epoch: int, plain: bool = False) -> Any:
         """Give filled arrays, the row numbers last where functions were applied, as the batch that users see."""
         if not self._python:
             return self._batch(*arrays)
         batch, rows = self._batch(*arrays[:-1]), arrays[-1]
         for made in self._python:
-            batch = python.run(made, batch, self._fields, rows, epoch_key(seed, epoch), epoch)
+            if isinstance(made, batches.Mixed):
+                batch = batches.run(made, batch, rows, self._fields, seed, epoch, plain)
+            else:
+                batch = python.run(made, batch, self._fields, rows, epoch_key(seed, epoch), epoch)
         return batch
 
     @property
@@ -424,11 +480,11 @@ class Dataset:
         try:
             found = compose.sample_of(self._sources, self._steps, self._fields, row, epoch_key(seed, epoch))
         except compose.RowError as error:
-            raise blame.of_row(self._chain, error, row, seed, epoch) from None
+            raise blame.of_row(self._chain, error, error.failure.row, seed, epoch) from None
         sample = [np.asarray(found[name])[()] for name in self._fields]
         if not self._python:
             return self._batch(*sample)
-        batch = self.finish([*(np.asarray(a)[None] for a in sample), np.array([row])], seed, epoch)
+        batch = self.finish([*(np.asarray(a)[None] for a in sample), np.array([row])], seed, epoch, True)
         return python.first_row(batch)
 
     def trace(self, row: int, *, seed: int = 0, epoch: int = 0) -> list[tuple[str, Any]]:
@@ -441,11 +497,16 @@ class Dataset:
         """
         row = int(as_indices([row], len(self))[0])
         names = tuple(self._sources)
-        found = [("source", self._with(steps=(), fields=names).sample(row, seed=seed, epoch=epoch))]
-        for k, step in enumerate(self._steps):
-            names = names + tuple(n for n in step.outputs if n not in names)
-            data = self._with(steps=self._steps[: k + 1], fields=names)
-            found.append((step.stage.name, data.sample(row, seed=seed, epoch=epoch)))
+        found: list[tuple[str, Any]] = []
+        for k in range(len(self._steps) + 1):
+            names += tuple(n for step in self._steps[k - 1 : k] for n in step.outputs if n not in names)
+            data = self._with(steps=self._steps[:k], fields=names)
+            data._python = ()
+            found.append((self._steps[k - 1].stage.name if k else "source", data.sample(row, seed=seed, epoch=epoch)))
+        for k, made in enumerate(self._python):
+            data = self._with()
+            data._python = self._python[: k + 1]
+            found.append((made.name, data.sample(row, seed=seed, epoch=epoch)))
         return found
 
     def gather(self, rows: np.ndarray, *, seed: int = 0, epoch: int = 0) -> Any:
@@ -547,7 +608,7 @@ class Dataset:
 
     def _refuse_python(self, what: str) -> None:
         if self._python:
-            raise PipelineError(f"{what} runs in kernels: take it before apply({self._python[0].name})")
+            raise PipelineError(f"{what} runs a row at a time: take it before {self._python[0].told}")
 
     def _compiled(self, run: Callable[[], Any]) -> Any:
         """Run what may compile; where Numba refuses code that it could type, say whose."""

@@ -119,7 +119,7 @@ def test_stages_are_described_too() -> None:
     assert data.map("x", jl.lookup([0.5, 1.5, 2.5, 3.5])).describe()["x"].mean == 2.5
     with pytest.raises(jl.PipelineError, match="'lookup.2.' on field 'x', row 1"):
         data.map("x", jl.lookup([0.5, 1.5])).describe()
-    with pytest.raises(jl.PipelineError, match="^describe runs in kernels: take it before apply"):
+    with pytest.raises(jl.PipelineError, match="^describe runs a row at a time: take it before apply"):
         data.apply(lambda batch: batch).describe()
 
 

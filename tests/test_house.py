@@ -23,7 +23,7 @@ FLOORS = [
     ["storage", "samples", "orders", "stages", "packing", "replay"],
     ["ragged", "windows"],
     ["compose"],
-    ["passes", "blame"],
+    ["passes", "blame", "batches"],
     ["describe"],
     ["dataset"],
     ["cache", "transitions"],

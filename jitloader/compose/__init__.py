@@ -59,10 +59,11 @@ def sample_of(
     count = next(iter(sources.values())).rows.count
     program = compose(sources, steps, fields, only_row, (), count)
     worker = Worker(program, key, plain=True)
+    worker.call.value(6)[1] = row  # where the rows are measured first
     try:
         arrays, failed = collect(program, worker, row, 1, 1)
     except Exception as cause:
-        raise RowError(program, Failure(-2, row, 0), cause) from None
+        raise RowError(program, Failure(-2, int(worker.call.value(6)[1]), 0), cause) from None
     if failed is not None:
         raise RowError(program, failed)
     found = {}

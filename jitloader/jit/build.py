@@ -13,7 +13,7 @@ from .. import rng
 from .depends import GENERATED, helpers, ours, plain_function
 from .kinds import FLOAT, Array, Type
 from .refuse import REFUSED, CompileError, reason_of, users
-from .words import array_at, copy_items, float32_of, float64_of, prefetch
+from .words import array_at, bits_of, copy_items, flat, float32_of, float64_of, prefetch, shaped
 
 
 def undefined(code: bytes) -> list[str]:
@@ -166,6 +166,10 @@ def _intrinsics() -> dict[str, Any]:
         return nt.float64(nt.int64), lambda target, builder, signature, args: builder.bitcast(args[0], ir.DoubleType())
 
     @intrinsic  # type: ignore[untyped-decorator, unused-ignore]
+    def raw(context, x):  # type: ignore[no-untyped-def]
+        return nt.int64(nt.float64), lambda target, builder, signature, args: builder.bitcast(args[0], ir.IntType(64))
+
+    @intrinsic  # type: ignore[untyped-decorator, unused-ignore]
     def short(context, bits):  # type: ignore[no-untyped-def]
         return nt.float32(nt.uint32), lambda target, builder, signature, args: builder.bitcast(args[0], ir.FloatType())
 
@@ -219,10 +223,30 @@ def _intrinsics() -> dict[str, Any]:
     def copying(target, at, source, start, count):  # type: ignore[no-untyped-def]
         return lambda target, at, source, start, count: move(target, at, source, start, count)
 
+    @intrinsic  # type: ignore[untyped-decorator, unused-ignore]
+    def item(context, array, index):  # type: ignore[no-untyped-def]
+        def lower(target, builder, signature, args):  # type: ignore[no-untyped-def]
+            data = target.make_array(signature.args[0])(target, builder, args[0]).data
+            return builder.gep(data, [args[1]])
+
+        return nt.CPointer(array.dtype)(array, nt.int64), lower
+
+    @overload(flat)  # type: ignore[untyped-decorator, unused-ignore]
+    def flattened(array):  # type: ignore[no-untyped-def]
+        return lambda array: carray(item(array, 0), (array.size,))
+
+    @overload(shaped)  # type: ignore[untyped-decorator, unused-ignore]
+    def reshaped(array, at, shape):  # type: ignore[no-untyped-def]
+        return lambda array, at, shape: carray(item(array, at), shape)
+
     @overload(array_at)  # type: ignore[untyped-decorator, unused-ignore]
     def at(address, size, like):  # type: ignore[no-untyped-def]
         item = like.dtype
         return lambda address, size, like: carray(pointer(address, item), (size,))
+
+    @overload(bits_of)  # type: ignore[untyped-decorator, unused-ignore]
+    def bits(x):  # type: ignore[no-untyped-def]
+        return lambda x: raw(np.float64(x))
 
     @overload(float64_of)  # type: ignore[untyped-decorator, unused-ignore]
     def double(bits):  # type: ignore[no-untyped-def]

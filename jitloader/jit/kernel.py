@@ -108,8 +108,13 @@ class Call:
     def __call__(self) -> int:
         """Run, and give the kernel's result; an exception raised inside it comes as a `KernelError`."""
         if self._function is None:
-            with np.errstate(all="ignore"):
-                return int(self.kernel.function(*self._values[: len(self.kernel.signature)]) or 0)
+            try:
+                with np.errstate(all="ignore"):
+                    return int(self.kernel.function(*self._values[: len(self.kernel.signature)]) or 0)
+            except Exception:
+                if self.kernel.origin == "plain":
+                    raise
+                raise KernelError(self.kernel.name, 1) from None
         status = self._function(*self._args)
         if status not in (0, -2):
             raise KernelError(self.kernel.name, status)
@@ -146,8 +151,10 @@ class Kernel:
 
 
 def plain(function: Callable[..., Any], signature: Sequence[Type]) -> Kernel:
-    """Give a function behind the interface of a kernel, run by plain Python."""
-    return Kernel(function, tuple(signature), function.__name__)
+    """Give a function behind the interface of a kernel, run by plain Python; what it raises comes as it is."""
+    kernel = Kernel(function, tuple(signature), function.__name__)
+    kernel.origin = "plain"
+    return kernel
 
 
 _loaded: dict[str, Kernel] = {}
@@ -222,6 +229,7 @@ def _link(meta: dict[str, Any], code: bytes) -> tuple[Any, Any] | None:
     import llvmlite.binding as llvm
 
     _prepare_llvm()
+    _find_in_c(meta["externals"])
     if meta["parallel"] or any(llvm.address_of_symbol(s) is None for s in meta["externals"]):
         _prepare_numba(meta["parallel"])
         if any(llvm.address_of_symbol(s) is None for s in meta["externals"]):
@@ -235,6 +243,19 @@ def _link(meta: dict[str, Any], code: bytes) -> tuple[Any, Any] | None:
     word, pointer = ctypes.c_int64, ctypes.c_void_p
     prototype = ctypes.CFUNCTYPE(ctypes.c_int32, pointer, pointer, pointer, pointer, word, word, pointer, word, word)
     return engine, prototype(engine.get_function_address(meta["symbol"]))
+
+
+def _find_in_c(symbols: list[str]) -> None:
+    """Make functions of the C library (memcpy, exp) known to LLVM, which without Numba sees none of them."""
+    import llvmlite.binding as llvm
+
+    try:
+        process = ctypes.CDLL(None)
+    except (OSError, TypeError):  # a platform without a table of the whole process: Numba knows the way
+        return
+    for symbol in symbols:
+        if llvm.address_of_symbol(symbol) is None and hasattr(process, symbol):
+            llvm.add_symbol(symbol, ctypes.cast(getattr(process, symbol), ctypes.c_void_p).value)
 
 
 def _prepare_llvm() -> None:

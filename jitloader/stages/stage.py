@@ -31,7 +31,7 @@ class Misfit(Exception):
 class Bound(NamedTuple):
     """A stage made ready for one spec: the spec that leaves it, and the function that does the work."""
 
-    kind: str  # "value", "index", "sample", "shape", "choice"; of a field made beside another: "mask" or "length"
+    kind: str  # "value", "index", "sample", "shape", "choice", "pair" (sample, over a row and its partner); of a field made beside another: "mask" or "length"
     out: Spec
     kernel: Kernel
     params: tuple[Any, ...] = ()  # numbers and arrays handed to the kernel whole
@@ -232,12 +232,12 @@ def _over(function: Kernel, dtypes: tuple[np.dtype, ...]) -> Kernel:
     a, b, c = (kinds[wide(d)] for d in (*dtypes, *dtypes)[:3])
 
     def two(x, y, dst, key):  # type: ignore[no-untyped-def]
-        x, y, d = x.reshape(x.size), y.reshape(y.size), dst.reshape(dst.size)
+        x, y, d = jit.flat(x), jit.flat(y), jit.flat(dst)
         for i in range(d.size):
             d[i] = function(a(x[i]), b(y[i]))
 
     def three(x, y, z, dst, key):  # type: ignore[no-untyped-def]
-        x, y, z, d = x.reshape(x.size), y.reshape(y.size), z.reshape(z.size), dst.reshape(dst.size)
+        x, y, z, d = jit.flat(x), jit.flat(y), jit.flat(z), jit.flat(dst)
         for i in range(d.size):
             d[i] = function(a(x[i]), b(y[i]), c(z[i]))
 
