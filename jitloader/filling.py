@@ -212,14 +212,14 @@ class Team:
             unit.ready.acquire()
         return unit
 
-    def stop(self, units: deque[Unit], join: bool = False) -> None:
-        """End the threads; what they were to fill goes back to the pool."""
+    def stop(self, units: deque[Unit], join: bool = False, own: Any = os.getpid) -> None:
+        """End the threads; what they were to fill goes back to the pool. It may be called when modules are gone already."""
         for unit in units:
             unit.cancelled = True
-            if unit.done or self.pid != os.getpid():
+            if unit.done or self.pid != own():
                 unit.slot.busy = False
         units.clear()
-        if self.pid != os.getpid():
+        if self.pid != own():
             return
         for _ in self.threads:
             self.jobs.put(None)

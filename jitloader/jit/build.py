@@ -132,7 +132,8 @@ def register(function: Callable[..., Any], parallel: bool = False) -> None:
     for helper in [*helpers(function), plain_function(function)]:
         if id(helper) not in _registered and helper not in (rng.u64, rng.i64):
             # A user's loop may leave its array: that must be an error of the row, never other rows' memory.
-            options: dict[str, Any] = {"boundscheck": not ours(helper)}
+            # Nobody calls it but the kernel: wrappers for Python and C would be compiled for nothing.
+            options: dict[str, Any] = {"boundscheck": not ours(helper), "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
             if parallel and helper is plain_function(function):
                 options["parallel"] = True
             register_jitable(error_model="numpy", **options)(helper)
@@ -186,13 +187,8 @@ def _intrinsics() -> dict[str, Any]:
 
         return nt.void(array, nt.int64), lower
 
-    @overload(rng.u64)  # type: ignore[untyped-decorator, unused-ignore]
-    def u64(x):  # type: ignore[no-untyped-def]
-        return lambda x: np.uint64(x)
-
-    @overload(rng.i64)  # type: ignore[untyped-decorator, unused-ignore]
-    def i64(x):  # type: ignore[no-untyped-def]
-        return lambda x: np.int64(x)
+    for cast, number in ((rng.u64, nt.uint64), (rng.i64, nt.int64)):
+        _casts(cast, number)
 
     @overload(prefetch)  # type: ignore[untyped-decorator, unused-ignore]
     def touch(array, index):  # type: ignore[no-untyped-def]
@@ -258,6 +254,21 @@ def _intrinsics() -> dict[str, Any]:
 
     _tools.update(pointer=pointer, real=real, carray=carray, word=_word)
     return _tools
+
+
+def _casts(function: Callable[..., int], number: Any) -> None:
+    """Let a function of ours be a cast: lowered in place, where an overload would be compiled once for each type."""
+    from numba.extending import lower_builtin, type_callable
+
+    nt = numba_types()
+
+    @type_callable(function)  # type: ignore[untyped-decorator, unused-ignore]
+    def typed(context):  # type: ignore[no-untyped-def]
+        return lambda x: number if isinstance(x, (nt.Number, nt.Boolean)) else None
+
+    @lower_builtin(function, nt.Any)  # type: ignore[untyped-decorator, unused-ignore]
+    def lowered(context, builder, signature, args):  # type: ignore[no-untyped-def]
+        return context.cast(builder, args[0], signature.args[0], number)
 
 
 def _word(x: Any) -> int:
