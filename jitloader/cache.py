@@ -104,7 +104,7 @@ def _known(path: str, name: str, wanted: str) -> np.ndarray | None:
 
 def _refuse_other(path: str) -> None:
     """Refuse a folder that holds anything but a cache: what is cached would replace it."""
-    if not os.path.isdir(path):
+    if not os.path.exists(path):
         return
     there = sorted(name for name in os.listdir(path) if not name.startswith("."))
     if not there:

@@ -398,7 +398,8 @@ class _Fuser:
         if clash:
             flow = self._cut(flow, before)
         if bound.order is not None:
-            flow.axes = [flow.axes[k] for k in order]
+            behind = flow.axes[len(order) :]  # the bytes of items of odd size
+            flow.axes = [flow.axes[k] for k in order] + behind
             flow.values = [v._replace(arrays=tuple(e.transpose(order) for e in v.arrays)) for v in flow.values]
         if bound.fill is not None:
             flow.fill = outside(flow, bound.fill), len(flow.values)
