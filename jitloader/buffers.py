@@ -20,7 +20,7 @@ ALIGN = 64  # bytes: a cache line, and what JAX wants for taking a buffer withou
 class Slot:
     """Room for some rows of every field: flat arrays over buffers of the slot's own."""
 
-    __slots__ = ("_allocate", "_whole", "addresses", "baseline", "busy", "flat", "owners", "rows")
+    __slots__ = ("_allocate", "_whole", "addresses", "baseline", "busy", "flat", "owners", "rows", "spans")
 
     def __init__(
         self, rows: int, kinds: Sequence[tuple[np.dtype, int]], allocate: Callable[[int], np.ndarray] | None = None
@@ -32,6 +32,7 @@ class Slot:
         self.addresses: list[int] = []
         self.baseline: list[int] = []
         self._whole: list[np.ndarray] | None = None
+        self.spans: Any = None  # where rows that vary lie in it
         for dtype, size in kinds:
             self._add(rows * size, dtype)
 

@@ -106,26 +106,21 @@ class Plan:
             unit.batches.append(self.data.finish([a[low:high] for a in whole], self.seed, self.epoch))
 
     def _fill(self, worker: compose.Worker | compose.WideWorker, unit: Unit) -> None:
-        program, slot = self.program, unit.slot
-        rows, lengths = unit.rows, {}
+        program, slot, rows = self.program, unit.slot, unit.rows
         assert rows <= slot.rows
+        layouts: list[compose.Layout | None] = [None] * len(program.outputs)
         if program.measure is not None:
-            lengths = {o.name: np.zeros(rows, np.int64) for o in program.measure.outputs}
             assert isinstance(worker, compose.Worker)
+            spans = slot.spans = slot.spans or compose.Spans(program, slot.rows)
             for first, count, place in self.pieces(unit):
-                failed = worker.lengths(first, self.step, count, place, list(lengths.values()))
+                failed = worker.lengths(first, self.step, count, place, spans)
                 if failed is not None:
                     unit.failed = failed._replace(done=place + failed.done)
                     return
-        layouts: list[compose.Layout | None] = []
-        for k, (at, output) in enumerate(self.places):
-            layout = None
-            if output.form != "fixed":
-                layout = compose.lay_out(output, lengths[output.lengths], self.batch_size)
+            for k in spans.starts:
+                layout = layouts[k] = worker.lay_out(k, rows, self.batch_size, spans)
                 slot.reserve(k, layout.total)
-                worker.call.set(at + 1, layout.starts)
-                worker.call.set(at + 2, layout.extents)
-            layouts.append(layout)
+        for k, (at, _) in enumerate(self.places):
             worker.call.point(at, slot.flat[k], slot.addresses[k])
         unit.layouts = layouts
         for first, count, place in self.pieces(unit):

@@ -240,7 +240,8 @@ class Loader:
                     return
                 unit = team.wait(units)
                 meter.gets(tally, asked, unit.begun, unit.fill_seconds, unit.thread, unit.rows, plan.nbytes(unit))
-                if unit.fill_seconds < QUICK:  # of units in flight, those still small say nothing new
+                # Of units in flight, those still small say nothing new; how large rows are that vary, only units tell.
+                if unit.fill_seconds < QUICK and plan.nbytes(unit) <= UNIT // 4:
                     many = max(many, min(most, -(-unit.rows // size) * 4))
                 slot, begin, rows = unit.slot, unit.start, unit.rows
                 whole: Any = shaped(program, unit) if unit.batches is None else unit.batches

@@ -46,6 +46,13 @@ def test_held_arrays_are_never_written_over():
     assert len(held) > 150 and all(np.array_equal(array, was) for array, was in held)
 
 
+def test_arrays_go_to_a_device():
+    """With a device each array is put there."""
+    device = jax.devices()[0]
+    (batch, *_) = door.arrays(loader_of(), device=device)
+    assert batch.x.devices() == {device} and np.array_equal(batch.x, next(iter(loader_of())).x)
+
+
 def test_state_goes_through():
     """Its state is the loader's: exact in the middle of an epoch."""
     wrapped = door.arrays(loader_of())

@@ -468,3 +468,12 @@ def test_a_copy_of_a_door():
 def test_docstring_examples_run():
     """The examples in the door's docstrings."""
     assert doctest.testmod(door).failed == 0
+
+
+def test_a_closed_loader():
+    """A door to a loader that was closed says so."""
+    loader = loader_of()
+    batches = door.as_dataloader(loader)
+    loader.close()
+    with pytest.raises(ValueError, match="^this loader is closed$"):
+        list(batches)

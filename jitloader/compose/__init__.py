@@ -26,10 +26,10 @@ from .program import Layout as Layout
 from .program import Output as Output
 from .program import Program as Program
 from .program import Ragged as Ragged
+from .program import Spans as Spans
 from .program import WideWorker as WideWorker
 from .program import Worker as Worker
 from .program import collect as collect
-from .program import lay_out as lay_out
 from .program import shape_output as shape_output
 from .program import shape_varied as shape_varied
 from .source import FILENAME as FILENAME
