@@ -41,6 +41,7 @@ def cached(chain: Chain, path: storage.Path, seed: int | None, progress: bool) -
     made = 0
     while True:
         _refuse_other(path)
+        storage.tidy(path)
         found = {name: array for name in names if (array := _known(path, name, wanted[name])) is not None}
         lacking = tuple(name for name in names if name not in found)
         if not lacking:

@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -434,6 +435,32 @@ def test_a_full_disk_leaves_the_old_cache(tmp_path: Path, monkeypatch: pytest.Mo
     np.testing.assert_array_equal(held(chain(X + 1).cache(tmp_path)), by_hand(X + 1))
 
 
+def test_what_a_killed_writer_left_goes(tmp_path: Path) -> None:
+    """A stage that was never committed is removed, though the cache is used as it is."""
+    chain().cache(tmp_path)
+    (tmp_path / ".new-0123").mkdir()
+    np.save(tmp_path / ".new-0123" / "x.npy", X)
+    np.testing.assert_array_equal(held(chain().cache(tmp_path)), by_hand(X))
+    assert sorted(os.listdir(tmp_path)) == ["manifest.json", "x.npy"]
+
+
+def test_interrupted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C, on whichever thread a chunk is done, ends all of them, leaves the old cache, and the next run is clean."""
+
+    class Interrupting(Bar):
+        def update(self, rows: int) -> None:
+            raise KeyboardInterrupt
+
+    old = chain().cache(tmp_path)
+    monkeypatch.setattr(cache, "bar_type", lambda: Interrupting)
+    with pytest.raises(KeyboardInterrupt):
+        chain(X + 1).cache(tmp_path)
+    assert not [thread for thread in threading.enumerate() if thread.name == "jitloader-pass"]
+    assert sorted(os.listdir(tmp_path)) == ["manifest.json", "x.npy"]
+    np.testing.assert_array_equal(storage.open_fields(tmp_path)["x"], held(old))
+    np.testing.assert_array_equal(held(chain(X + 1).cache(tmp_path, progress=False)), by_hand(X + 1))
+
+
 def environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
 
@@ -485,7 +512,6 @@ def kill_writers(folder: Path, count: int, seed: int) -> set[int]:
     return seen
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="SIGKILL")
 def test_killed_writers(tmp_path: Path) -> None:
     """kill -9 at random moments leaves the old cache or the new one, whole, and the next run is as if nothing had been."""
     kill_writers(tmp_path, 10, seed=1)
@@ -560,8 +586,6 @@ def test_who_is_replaced_again_and_again_says_so(tmp_path: Path, monkeypatch: py
 
 def test_who_comes_second_waits(tmp_path: Path) -> None:
     """While another writer holds the folder a cache waits for it, and then takes what is there."""
-    import threading
-
     data = chain()
     data.cache(tmp_path)
     other = chain(X + 1)

@@ -24,6 +24,7 @@ from .folder import blocks as blocks
 from .folder import create_fields as create_fields
 from .folder import open_folder as open_folder
 from .folder import save_fields as save_fields
+from .folder import tidy as tidy
 from .mapped import Array, Fields, listing, map_file, pick
 from .mapped import Location as Location
 from .mapped import Map as Map

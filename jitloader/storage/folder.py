@@ -228,11 +228,7 @@ def _writing(path: str, specs: Mapping[str, tuple[DType, tuple[int, ...]]], meta
     _make_folder(path)
     with _locked(path):
         old = _read_manifest(path, foreign=False)
-        if old is not None:
-            _finish(path, old)
-        for name in os.listdir(path):
-            if name.startswith(_STAGE):
-                shutil.rmtree(os.path.join(path, name), ignore_errors=True)
+        _sweep(path, old)
         token = os.urandom(8).hex()
         stage = os.path.join(path, _STAGE + token)
         os.mkdir(stage)
@@ -263,6 +259,25 @@ def _writing(path: str, specs: Mapping[str, tuple[DType, tuple[int, ...]]], meta
         # The new version stands. What hinders the moves (files open on Windows, say) is left to the next writer.
         with contextlib.suppress(OSError):
             _finish(path, manifest)
+
+
+def tidy(folder: Path) -> None:
+    """Finish or remove what a killed writer left in a folder, if there is anything; not where another one is at work, or
+    where nothing can be written."""
+    path = full_path(folder)
+    with contextlib.suppress(OSError):
+        if any(name.startswith(_STAGE) for name in os.listdir(path)):
+            with _locked(path):
+                _sweep(path, _read_manifest(path, foreign=False))
+
+
+def _sweep(path: str, manifest: Mapping[str, Any] | None) -> None:
+    """Move up what a killed writer had committed, and remove what it had not."""
+    if manifest is not None:
+        _finish(path, manifest)
+    for name in os.listdir(path):
+        if name.startswith(_STAGE):
+            shutil.rmtree(os.path.join(path, name), ignore_errors=True)
 
 
 def _finish(path: str, manifest: Mapping[str, Any]) -> None:
