@@ -619,6 +619,17 @@ class Dataset:
         }
         return _restored, (fields, self._fields, self._drawn)
 
+    def by_value(self) -> tuple[Callable[..., Dataset], tuple[Any, ...]]:
+        """Give a function and arguments that make this data set again, stages and all, for a pickler that takes functions
+        by value (cloudpickle): mapped files by their paths, other arrays along with it."""
+        fields = {}
+        for name, samples in self._sources.items():
+            # An array without a file goes as the flat memory that offsets count in: pickling it would change its strides.
+            places = [(storage.locate(part.array), part) for part in samples.parts]
+            sent = [(at, part._replace(array=None, flat=part.flat if at is None else None)) for at, part in places]  # type: ignore
+            fields[name] = sent, samples._replace(parts=())
+        return _valued, (fields, self._steps, self._python, self._fields)
+
     @property
     def sources(self) -> dict[str, Samples]:
         """The fields before any stage."""
@@ -675,6 +686,26 @@ def _restored(fields: dict[str, tuple[list[Any], Rows]], names: tuple[str, ...],
     data = Dataset(sources).keep(*names)
     data._drawn = drawn
     return data
+
+
+def _valued(fields: dict[str, Any], steps: tuple[Step, ...], applied: tuple[Any, ...], names: tuple[str, ...]) -> Dataset:
+    """Give the data set that `by_value` took apart."""
+    sources, opened = {}, {}
+    for name, (places, samples) in fields.items():
+        parts = []
+        for place, part in places:
+            if place is None:
+                parts.append(part._replace(array=part.flat))
+                continue
+            array = storage.reopen(*place)
+            opened[id(array)] = array
+            parts.append(part._replace(array=array, flat=records(array, field=name).parts[0].flat))
+        sources[name] = samples._replace(parts=tuple(parts))
+    watches = [watch for watch in map(storage.watch, opened.values()) if watch is not None]
+    new = object.__new__(Dataset)
+    new._set(sources, steps, names)
+    new._python, new._watches = applied, tuple(watches)
+    return new
 
 
 def _names(given: Any, told: str) -> tuple[str, ...]:

@@ -171,8 +171,16 @@ class _Reader:
     def __init__(self, data: Dataset) -> None:
         self.data = data
 
+    def __reduce__(self) -> Any:  # by Ray's pickler, which takes stages by value
+        make, parts = self.data.by_value()
+        return _reader, (make, parts)
+
     def __call__(self, block: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         return dict(self.data[np.asarray(block["id"])]._asdict())
+
+
+def _reader(make: Callable[..., Dataset], parts: tuple[Any, ...]) -> _Reader:
+    return _Reader(make(*parts))
 
 
 def to_ray(data: Dataset, *, blocks: int = 64, rows: int = 4096) -> Any:
@@ -204,12 +212,15 @@ def report(metrics: dict[str, Any], loader: Loader, folder: str | os.PathLike[st
         train.report(metrics, checkpoint=train.Checkpoint.from_directory(path))
 
 
-def resume(loader: Loader) -> bool:
-    """Let a loader go on where the last checkpoint of Ray Train left off; False where there is none.
+def resume(loader: Loader, checkpoint: Any = None) -> bool:
+    """Let a loader go on where a checkpoint of Ray Train left off, with any number of workers; False where there is none.
+
+    checkpoint : the `checkpoint` of another run's result, handed over in `train_loop_config`; left out, the last of this
+        run, which is there after a worker failed or the run was started again under its name.
 
     Raises StateError where the state is of another data set or order.
     """
-    checkpoint = _ray("train").get_checkpoint()
+    checkpoint = _ray("train").get_checkpoint() or checkpoint
     if checkpoint is None:
         return False
     with checkpoint.as_directory() as path:

@@ -102,19 +102,23 @@ class Tensors:
     def _on_device(self, batches: Iterator[Any]) -> Iterator[Any]:
         """Copy each batch to the device; its own memory is kept until the copy is over."""
         assert self.device is not None
+        cuda = self.device.type == "cuda"
+        beside = self.non_blocking and cuda  # on others there is no event by which to know when a copy is over
         copying: deque[tuple[Any, Any]] = deque()
-        for batch in batches:
-            moved = _moved(_converted(batch), self.device, self.non_blocking)
-            if self.device.type == "cuda":
-                event = torch.cuda.Event()
-                event.record()
-                copying.append((event, batch))
-                del batch
-                while copying and copying[0][0].query():
-                    copying.popleft()
-            yield moved
-        for event, _ in copying:
-            event.synchronize()
+        try:
+            for batch in batches:
+                moved = _moved(_converted(batch), self.device, beside)
+                if cuda:
+                    event = torch.cuda.Event()
+                    event.record(torch.cuda.current_stream(self.device))  # its own device's, not the current one's
+                    copying.append((event, batch))
+                    del batch
+                    while copying and copying[0][0].query():
+                        copying.popleft()
+                yield moved
+        finally:  # of a loop that was left as well: the next epoch takes these buffers
+            for event, _ in copying:
+                event.synchronize()
 
     def __len__(self) -> int:
         return len(self.loader)
@@ -169,21 +173,37 @@ def _pinned(nbytes: int) -> np.ndarray:
 class IterableBatches(_data.IterableDataset):  # type: ignore
     """A torch data set whose items are whole batches of a Loader; see `as_iterable_dataset`."""
 
-    def __init__(self, loader: Loader) -> None:
-        self.loader = loader
+    def __init__(self, loader: Loader, owned: bool = False, dicts: bool = False) -> None:
+        self.loader, self._dicts = loader, dicts
+        self._owned = owned  # by a BatchLoader, which reads the loader itself
         self._told: int | None = None  # the epoch, where somebody told it
 
     def __iter__(self) -> Iterator[Any]:
+        if self._owned and self.loader.world_size > 1:
+            raise RuntimeError(
+                f"rank {self.loader.rank} of {self.loader.world_size} of this Loader was taken out of its DataLoader to be "
+                "parted between processes again, and rows would be lost: make the Loader with rank=0, world_size=1, or "
+                "do not hand it to accelerator.prepare"
+            )
         worker = _data.get_worker_info()
         if worker is None:
-            return map(_converted, iter(self.loader))
+            return self.batches()
         if self._told is None:
             raise RuntimeError(
                 "a Loader in worker processes cannot tell epochs apart: call set_epoch(epoch) on this data set before "
                 "each, or leave num_workers=0, since batches are filled by threads already"
             )
         self.loader.epoch = self._told
-        return (_converted(self.loader[k]) for k in range(worker.id, len(self.loader), worker.num_workers))
+        return (self._given(self.loader[k]) for k in range(worker.id, len(self.loader), worker.num_workers))
+
+    def batches(self) -> Iterator[Any]:
+        """Give an epoch in this process."""
+        return map(self._given, iter(self.loader))
+
+    def _given(self, batch: Any) -> Any:
+        if self._dicts and hasattr(batch, "_asdict"):
+            batch = batch._asdict()
+        return _converted(batch)
 
     def __len__(self) -> int:
         return len(self.loader)
@@ -213,6 +233,9 @@ class BatchLoader(_data.DataLoader):  # type: ignore
     def __init__(self, dataset: IterableBatches, **settings: Any) -> None:
         super().__init__(dataset, batch_size=None, collate_fn=_as_it_is)
 
+    def __iter__(self) -> Any:
+        return self.dataset.batches()  # type: ignore[attr-defined]
+
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch that the next `iter()` gives."""
         self.dataset.set_epoch(epoch)  # type: ignore[attr-defined]
@@ -230,11 +253,14 @@ def _as_it_is(batch: Any) -> Any:
     return batch
 
 
-def as_dataloader(loader: Loader) -> BatchLoader:
+def as_dataloader(loader: Loader, dicts: bool = False) -> BatchLoader:
     """Give a loader as a torch DataLoader, for what insists on one: Lightning, Hugging Face's Trainer, accelerate.
 
-    Its batches are those of `tensors(loader)`, filled by threads of this process: it has no workers, and the order,
-    the batch size and the rank are the loader's. Lightning saves and restores its state with a checkpoint, by
+    Its batches are those of `tensors(loader)`, or with `dicts` a dict of a field's name to its tensor each, as Hugging
+    Face's Trainer wants them for `model(**batch)` (give it from `get_train_dataloader`); filled by threads of this process: it has no workers, and the order,
+    the batch size and the rank are the loader's. `accelerator.prepare`, and so Hugging Face's Trainer, parts batches
+    between processes by itself: there the Loader is made with rank=0, world_size=1, and any other is a RuntimeError in
+    the first epoch, for rows would be lost. Lightning saves and restores its state with a checkpoint, by
     `state_dict` and `load_state_dict`, and `set_epoch` is there for loops that call it.
 
     >>> import numpy as np, jitloader as jl, jitloader.torch
@@ -242,7 +268,7 @@ def as_dataloader(loader: Loader) -> BatchLoader:
     >>> len(batches), sum(int(batch.x.sum()) for batch in batches)
     (2, 15)
     """
-    return BatchLoader(as_iterable_dataset(loader))
+    return BatchLoader(IterableBatches(tensors(loader).loader, owned=True, dicts=dicts))
 
 
 # -- torch's data sets as arrays ---------------------------------------------------------------------------------------

@@ -158,6 +158,27 @@ def test_state_goes_through_a_checkpoint(monkeypatch, tmp_path):
     assert rows_of(again) == rows_of(batches)
 
 
+def test_a_reader_takes_its_data_set_along(tmp_path):
+    """Sent by value, as Ray does: files by path, stages and access patterns as they are, any layout of memory."""
+    cloudpickle = pytest.importorskip("cloudpickle")
+    np.save(tmp_path / "x.npy", np.arange(2000.0).reshape(1000, 2))
+    mapped, held = np.load(tmp_path / "x.npy", mmap_mode="r"), np.arange(60.0).reshape(20, 3)
+    for data in (
+        jl.Dataset(x=mapped[::-2, 1:]).map("x", noise_all),
+        jl.Dataset(x=held[::-1, 1:], y=np.arange(20)).select([3, 1]).apply(lambda b: {"y": -b.y}),
+        jl.Dataset(jl.windows(held, a=slice(0, 4), b=slice(4, 6))),
+        jl.Dataset(x=held).concat(jl.Dataset(x=held + 1)).map("x", jl.cast("float32")),
+    ):
+        sent = cloudpickle.dumps(door._Reader(data))
+        there = cloudpickle.loads(sent).data
+        assert there.spec == data.spec and len(sent) < 20_000 + 2 * held.nbytes
+        assert all(np.array_equal(a, b) for a, b in zip(there[:], data[:], strict=True))
+
+
+def noise_all(x):
+    return x * 0.5
+
+
 def test_docstring_examples_run():
     """The examples in the door's docstrings."""
     assert doctest.testmod(door).failed == 0
@@ -192,7 +213,7 @@ def loop(config):
         steps += 1
         rows += batch.i.tolist()
     loader = jl.Loader(config["data"], 50, shuffle=True)
-    resumed = jl.ray.resume(loader)
+    resumed = jl.ray.resume(loader, config["checkpoint"])
     mine = []
     for k, batch in enumerate(loader):
         mine += batch.i.tolist()
@@ -202,12 +223,12 @@ def loop(config):
         json.dump({"rank": loader.rank, "world": loader.world_size, "steps": steps, "rows": rows, "mine": mine, "resumed": resumed}, file)
     jl.ray.report({"steps": steps}, loader)
 
-def run(name, workers, **more):
+def run(name, workers, checkpoint=None):
     scaling = ray.train.ScalingConfig(num_workers=workers)
     settings = ray.train.RunConfig(storage_path=folder, name=name)
     plain = jl.Dataset(x=folder + "/x.npy", i=np.arange(1000))
-    trainer = TorchTrainer(loop, train_loop_config={"folder": folder, "run": name, "data": plain}, scaling_config=scaling,
-                           run_config=settings, datasets={"train": there}, **more)
+    trainer = TorchTrainer(loop, train_loop_config={"folder": folder, "run": name, "data": plain, "checkpoint": checkpoint}, scaling_config=scaling,
+                           run_config=settings, datasets={"train": there})
     result = trainer.fit()
     return result, [json.load(open(f"{folder}/{name}-{r}.json")) for r in range(workers)]
 
@@ -217,7 +238,7 @@ assert two[0]["steps"] == two[1]["steps"] == 500 // 32
 assert not set(two[0]["rows"]) & set(two[1]["rows"])
 seen = set(two[0]["mine"]) | set(two[1]["mine"])
 assert len(seen) == 400
-_, one = run("one", 1, resume_from_checkpoint=result.checkpoint)
+_, one = run("one", 1, result.checkpoint)
 assert one[0]["resumed"] and seen | set(one[0]["mine"]) == set(range(1000)) and not seen & set(one[0]["mine"])
 print("whole")
 """

@@ -151,8 +151,8 @@ def test_a_buffer_waits_for_its_copy(monkeypatch):
             self.over = False
             events.append(self)
 
-        def record(self):
-            pass
+        def record(self, stream):
+            streams.append(stream)
 
         def query(self):
             return self.over
@@ -164,11 +164,12 @@ def test_a_buffer_waits_for_its_copy(monkeypatch):
         hosts.append(weakref.ref(value.x))
         return [array.copy() for array in value]
 
-    hosts = []
+    hosts, streams = [], []
     monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: f"stream of {device}")
     monkeypatch.setattr(door, "_moved", moved)
     monkeypatch.setattr(door, "_converted", lambda batch: batch)
-    wrapped = door.Tensors(jl.Loader(data_of(5_000), 1_000), torch.device("cuda"), False, True)
+    wrapped = door.Tensors(jl.Loader(data_of(5_000), 1_000), torch.device("cuda:1"), False, True)
     batches = iter(wrapped)
     next(batches), next(batches)
     gc.collect()
@@ -178,6 +179,12 @@ def test_a_buffer_waits_for_its_copy(monkeypatch):
     gc.collect()
     assert [host() is not None for host in hosts] == [False, False, True]
     assert len(list(batches)) == 2 and all(event.over for event in events)
+    assert set(streams) == {"stream of cuda:1"}
+    batches = iter(wrapped)
+    next(batches)
+    assert not events[-1].over
+    batches.close()  # a loop that was left
+    assert events[-1].over
 
 
 def test_buffers_from_an_allocator():
@@ -320,6 +327,53 @@ def test_accelerate_prepares_it():
         prepared = accelerate.Accelerator(cpu=True).prepare(door.as_dataloader(loader_of()))
         got = rows_of(prepared)
     assert got == rows_of(loader_of())
+
+
+def test_parting_twice_is_refused():
+    """What takes the data set out of the DataLoader to part it again, as accelerate does, would lose rows."""
+    loader = loader_of(96, rank=1, world_size=2)
+    batches = door.as_dataloader(loader)
+    assert len(list(batches)) == 3
+    with pytest.raises(RuntimeError) as error:
+        next(iter(DataLoader(batches.dataset, batch_size=None)))
+    assert str(error.value) == (
+        "rank 1 of 2 of this Loader was taken out of its DataLoader to be parted between processes again, and rows would "
+        "be lost: make the Loader with rank=0, world_size=1, or do not hand it to accelerator.prepare"
+    )
+
+
+def test_batches_as_dicts():
+    """For what calls model(**batch)."""
+    (first, *_) = door.as_dataloader(loader_of(), dicts=True)
+    assert list(first) == ["x", "y"] and torch.equal(first["y"], next(iter(door.tensors(loader_of()))).y)
+
+
+@pytest.mark.nightly
+def test_hugging_face_trains(tmp_path):
+    """The Trainer takes every batch once an epoch."""
+    transformers = pytest.importorskip("transformers")
+    seen = []
+
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = torch.nn.Linear(3, 1)
+
+        def forward(self, x, y):
+            seen.append(y.tolist())
+            return {"loss": ((self.linear(x)[:, 0] - y) ** 2).mean()}
+
+    class Trainer(transformers.Trainer):
+        def get_train_dataloader(self):
+            return self.accelerator.prepare(door.as_dataloader(loader_of(96), dicts=True))
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        settings = transformers.TrainingArguments(
+            output_dir=str(tmp_path), num_train_epochs=1, report_to=[], save_strategy="no", use_cpu=True, disable_tqdm=True
+        )
+        assert Trainer(Model(), settings).train().global_step == 6
+    assert seen == rows_of(loader_of(96))
 
 
 # -- torch's data sets as arrays ---------------------------------------------------------------------------------------
