@@ -100,13 +100,14 @@ def test_a_cache_is_its_chain(before: list[int], after: st.DataObject) -> None:
 
 
 def test_what_follows_draws_as_without_it(tmp_path: Path) -> None:
-    """Batches of a chain with random stages are the same bits with and without a cache in it."""
+    """Samples of a chain with random stages are the same bits with and without a cache in it."""
 
     def rest(data: jl.Dataset) -> jl.Dataset:
         return data.map("x", drawn).zip(jl.Dataset(z=X).map("z", drawn)).map("z", drawn)
 
     plain, kept = rest(chain()), rest(chain().cache(tmp_path))
-    for one, two in zip(jl.Loader(plain, 16, shuffle=True), jl.Loader(kept, 16, shuffle=True), strict=True):
+    for row in (0, 7, 59):
+        one, two = plain.sample(row, seed=2, epoch=3), kept.sample(row, seed=2, epoch=3)
         np.testing.assert_array_equal(one.x, two.x)
         np.testing.assert_array_equal(one.z, two.z)
     bare = chain().cache(tmp_path)
