@@ -127,10 +127,13 @@ def test_a_seed_keeps_its_draws(tmp_path: Path) -> None:
 def test_any_dtype_comes_back(dtype: str, tmp_path: Path) -> None:
     """A stage that moves elements keeps their dtype, and so does the cache."""
     x = np.arange(24).reshape(4, 3, 2).astype(dtype)
-    data = jl.Dataset(x=x).map("x", jl.transpose((1, 0)))
+    data = jl.Dataset(x=x, flat=x, both=x).map(("x", "both"), jl.transpose((1, 0))).map(("flat", "both"), jl.flatten())
     kept = data.cache(tmp_path)
     assert kept.spec == data.spec
-    np.testing.assert_array_equal(storage.open_fields(tmp_path)["x"], x.transpose(0, 2, 1))
+    found = storage.open_fields(tmp_path)
+    np.testing.assert_array_equal(found["x"], x.transpose(0, 2, 1))
+    np.testing.assert_array_equal(found["flat"], x.reshape(4, 6))
+    np.testing.assert_array_equal(found["both"], x.transpose(0, 2, 1).reshape(4, 6))
 
 
 def test_fields_made_beside_and_joined(tmp_path: Path) -> None:
