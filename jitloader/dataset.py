@@ -628,7 +628,7 @@ class Dataset:
             places = [(storage.locate(part.array), part) for part in samples.parts]
             sent = [(at, part._replace(array=None, flat=part.flat if at is None else None)) for at, part in places]  # type: ignore
             fields[name] = sent, samples._replace(parts=())
-        return _valued, (fields, self._steps, self._python, self._fields)
+        return _valued, (fields, self._steps, self._python, self._fields, self._drawn)
 
     @property
     def sources(self) -> dict[str, Samples]:
@@ -688,7 +688,9 @@ def _restored(fields: dict[str, tuple[list[Any], Rows]], names: tuple[str, ...],
     return data
 
 
-def _valued(fields: dict[str, Any], steps: tuple[Step, ...], applied: tuple[Any, ...], names: tuple[str, ...]) -> Dataset:
+def _valued(
+    fields: dict[str, Any], steps: tuple[Step, ...], applied: tuple[Any, ...], names: tuple[str, ...], drawn: int
+) -> Dataset:
     """Give the data set that `by_value` took apart."""
     sources, opened = {}, {}
     for name, (places, samples) in fields.items():
@@ -704,7 +706,7 @@ def _valued(fields: dict[str, Any], steps: tuple[Step, ...], applied: tuple[Any,
     watches = [watch for watch in map(storage.watch, opened.values()) if watch is not None]
     new = object.__new__(Dataset)
     new._set(sources, steps, names)
-    new._python, new._watches = applied, tuple(watches)
+    new._python, new._watches, new._drawn = applied, tuple(watches), drawn
     return new
 
 

@@ -111,7 +111,8 @@ def test_what_follows_draws_as_without_it(tmp_path: Path) -> None:
         np.testing.assert_array_equal(one.x, two.x)
         np.testing.assert_array_equal(one.z, two.z)
     bare = chain().cache(tmp_path)
-    for copied in (pickle.loads(pickle.dumps(bare)), copy.deepcopy(bare), bare.take(60), bare.keep("x")):
+    make, parts = bare.by_value()
+    for copied in (make(*parts), pickle.loads(pickle.dumps(bare)), copy.deepcopy(bare), bare.take(60), bare.keep("x")):
         assert [step.salt for step in copied.map("x", drawn, twice).steps] == [3, 4]
 
 
