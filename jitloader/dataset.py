@@ -44,7 +44,7 @@ class Dataset:
     float32 (3, 8, 8)
     """
 
-    __slots__ = ("_batch", "_fields", "_python", "_sources", "_steps", "_watches", "_programs")
+    __slots__ = ("_batch", "_fields", "_python", "_sources", "_steps", "_watches", "_programs", "_drawn")
 
     def __init__(self, fields: Mapping[str, Any] | None = None, /, **named: Any) -> None:
         if fields is not None and not hasattr(fields, "keys"):
@@ -73,6 +73,7 @@ class Dataset:
         self._batch = python.batch_type(fields)
         self._python: tuple[python.Applied | batches.Mixed, ...] = ()
         self._watches = ()
+        self._drawn = 0  # the salts of stages that ran before a cache
         self._programs: dict[Any, compose.Program] = {}
 
     def _with(
@@ -83,7 +84,7 @@ class Dataset:
     ) -> Dataset:
         new = object.__new__(Dataset)
         new._set(sources or self._sources, self._steps if steps is None else steps, fields or self._fields)
-        new._python, new._watches = self._python, self._watches
+        new._python, new._watches, new._drawn = self._python, self._watches, self._drawn
         return new
 
     def verify(self) -> None:
@@ -227,7 +228,7 @@ class Dataset:
 
     @property
     def _salt(self) -> int:
-        return 1 + max((step.salt for step in self._steps), default=-1)
+        return max(self._drawn, *(step.salt + 1 for step in self._steps), 0)
 
     def _check_field(self, name: str) -> None:
         if name not in self._fields:
@@ -430,11 +431,11 @@ class Dataset:
         both = sorted(set(self._fields) & set(other._fields))
         if both:
             raise ValueError(f"zip: both data sets have a field {both[0]!r}")
-        shift = 1 + max((step.salt for step in self._steps), default=-1)
+        shift = self._salt
         moved = tuple(step._replace(salt=step.salt + shift) for step in other._steps)
         new = object.__new__(Dataset)
         new._set({**self._sources, **other._sources}, self._steps + moved, self._fields + other._fields)
-        new._watches = self._watches + other._watches
+        new._watches, new._drawn = self._watches + other._watches, shift + other._drawn
         return new
 
     def concat(self, other: Dataset) -> Dataset:
@@ -561,7 +562,7 @@ class Dataset:
         if spec != self.spec[field] or spec.dtype.kind == "b":
             data = data.map(field, cast("uint8" if spec.dtype.kind == "b" else spec.dtype))
         program = data.program(compose.only_row, ())
-        return data._swept(lambda: passes.statistics(program, len(data), epoch_key(0, 0)), program)
+        return data._swept(lambda: passes.statistics(program, len(data), epoch_key(0, 0)))
 
     def describe(self) -> Description:
         """Give the numbers of every field over all rows, as a table of text or, in notebooks, HTML; `described[name]` is a
@@ -582,7 +583,7 @@ class Dataset:
         self._refuse_python("describe")
         self.verify()
         program = self.program(compose.only_row, ())
-        found = self._swept(lambda: describe(program, len(self), epoch_key(0, 0)), program)
+        found = self._swept(lambda: describe(program, len(self), epoch_key(0, 0)))
         return Description(dict(zip(self._fields, found, strict=True)), self.spec, len(self))
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -599,12 +600,42 @@ class Dataset:
         specs = {o.name: (o.spec.dtype, (len(self), *(int(n or 0) for n in o.spec.shape))) for o in program.outputs}
         with storage.create_fields(path, specs) as arrays:
             targets = [arrays[o.name] for o in program.outputs]
+            self._swept(lambda: passes.store(program, len(self), epoch_key(0, 0), targets))
 
-            def consume(start: int, chunk: list[np.ndarray]) -> None:
-                for target, found in zip(targets, chunk, strict=True):
-                    target[start : start + len(found)] = found
+    def cache(self, path: str | os.PathLike[str], *, seed: int | None = None, progress: bool = True) -> Dataset:
+        """Keep what the stages so far give in a folder, made once, in parallel: a data set of its `.npy` files, to which
+        later stages are linked. Values and later draws are those of the data set without the cache.
 
-            self._swept(lambda: passes.sweep(program, len(self), epoch_key(0, 0), lambda: consume), program)
+        Fields that no stage changed stay as they are, by reference. A field is made again when its sources (arrays in
+        memory by content, files by path, size and mtime), its rows, or its stages (user functions with all they refer
+        to) are others; what the folder has of other fields goes. It is replaced as a whole or not at all, so a killed
+        run leaves the old one; of several processes one makes it and the others wait. A random stage is refused, or
+        with `seed` given keeps for all epochs the draws of that seed's epoch 0. `progress` shows tqdm's bar, where it
+        is installed, from the first second on.
+
+        Raises PipelineError for random stages, applied functions, changed fields that are ragged and arrays in memory
+        of more than 4 GiB; DataError for a folder that holds anything else; OSError where the disk is full.
+
+        >>> import tempfile, numpy as np, jitloader as jl
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     data = jl.Dataset(x=np.arange(4), y=np.arange(4)).map("x", jl.normalize(0, 2)).cache(folder)
+        ...     data.map("x", jl.clip(0, 1))[:].x.tolist(), data.spec
+        ([0.0, 0.5, 1.0, 1.0], {'x': float32 (), 'y': int64 ()})
+        """
+        from .cache import cached
+
+        self._refuse_python("cache")
+        seed = None if seed is None else whole_number("cache: seed", seed, None)
+        self.verify()
+        found = self._swept(lambda: cached(self._chain, path, seed, progress), seed or 0)
+        linked = [part.array for name in self._fields if name not in found for part in self._sources[name].parts]
+        places = {place.path for array in linked if (place := storage.mapping(array)) is not None}
+        watches = [storage.watch(array) for array in found.values()]
+        kept = {name: records(array, field=name) for name, array in found.items()}
+        new = self._with({name: kept.get(name) or self._sources[name] for name in self._fields}, ())
+        new._drawn = self._salt
+        new._watches = tuple(w for w in self._watches if w.path in places) + tuple(w for w in watches if w is not None)
+        return new
 
     def _refuse_python(self, what: str) -> None:
         if self._python:
@@ -619,11 +650,11 @@ class Dataset:
             where = f" [{error.where}]" if error.where else ""
             raise PipelineError(f"{named} cannot be compiled: {error.what}{where}") from None
 
-    def _swept(self, run: Callable[[], Any], program: compose.Program) -> Any:
+    def _swept(self, run: Callable[[], Any], seed: int = 0) -> Any:
         try:
             return self._compiled(run)
         except passes.Stopped as stopped:
-            raise self.failed(stopped.failure, 0, 0) from None
+            raise self.failed(stopped.failure, seed, 0) from None
 
     def _emptied(self) -> Dataset:
         """Give the data set without its arrays, for a loader that was closed."""
@@ -634,7 +665,7 @@ class Dataset:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Dataset:
         new = object.__new__(Dataset)
-        for name in ("_fields", "_sources", "_steps", "_python"):
+        for name in ("_fields", "_sources", "_steps", "_python", "_drawn"):
             setattr(new, name, copy.deepcopy(getattr(self, name), memo))
         new._batch, new._watches, new._programs = self._batch, (), {}  # the copies lie in memory
         return new
@@ -647,7 +678,7 @@ class Dataset:
         fields = {
             name: ([storage.locate(p.array) or p.array for p in s.parts], s.rows) for name, s in self._sources.items()
         }
-        return _restored, (fields, self._fields)
+        return _restored, (fields, self._fields, self._drawn)
 
     def by_value(self) -> tuple[Callable[..., Dataset], tuple[Any, ...]]:
         """Give a function and arguments that make this data set again, stages and all, for a pickler that takes functions
@@ -658,7 +689,7 @@ class Dataset:
             places = [(storage.locate(part.array), part) for part in samples.parts]
             sent = [(at, part._replace(array=None, flat=part.flat if at is None else None)) for at, part in places]  # type: ignore
             fields[name] = sent, samples._replace(parts=())
-        return _valued, (fields, self._steps, self._python, self._fields)
+        return _valued, (fields, self._steps, self._python, self._fields, self._drawn)
 
     @property
     def sources(self) -> dict[str, Samples]:
@@ -706,17 +737,21 @@ def check_name(name: str) -> None:
         raise TypeError(f"a field name is a string of at least one character, got {name!r}")
 
 
-def _restored(fields: dict[str, tuple[list[Any], Rows]], names: tuple[str, ...]) -> Dataset:
+def _restored(fields: dict[str, tuple[list[Any], Rows]], names: tuple[str, ...], drawn: int = 0) -> Dataset:
     """Give the data set that was pickled: files are mapped where they lie, other arrays came along."""
     sources = {}
     for name, (places, rows) in fields.items():
         found = [storage.reopen(*p) if isinstance(p, storage.Location) else p for p in places]
         parts = [records(array, field=name) for array in found]
         sources[name] = parts[0]._replace(parts=tuple(s.parts[0] for s in parts), rows=rows)
-    return Dataset(sources).keep(*names)
+    data = Dataset(sources).keep(*names)
+    data._drawn = drawn
+    return data
 
 
-def _valued(fields: dict[str, Any], steps: tuple[Step, ...], applied: tuple[Any, ...], names: tuple[str, ...]) -> Dataset:
+def _valued(
+    fields: dict[str, Any], steps: tuple[Step, ...], applied: tuple[Any, ...], names: tuple[str, ...], drawn: int
+) -> Dataset:
     """Give the data set that `by_value` took apart."""
     sources, opened = {}, {}
     for name, (places, samples) in fields.items():
@@ -732,7 +767,7 @@ def _valued(fields: dict[str, Any], steps: tuple[Step, ...], applied: tuple[Any,
     watches = [watch for watch in map(storage.watch, opened.values()) if watch is not None]
     new = object.__new__(Dataset)
     new._set(sources, steps, names)
-    new._python, new._watches = applied, tuple(watches)
+    new._python, new._watches, new._drawn = applied, tuple(watches), drawn
     return new
 
 

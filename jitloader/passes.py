@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -81,6 +81,21 @@ def sweep(
         thread.join()
     if failed:
         raise failed[0]
+
+
+def store(
+    program: Program, count: int, key: int, targets: Sequence[np.ndarray], tell: Callable[[int], None] | None = None
+) -> None:
+    """Run `program` over rows 0 .. count - 1 into an array of all rows for each output; `tell(n)` hears of n more rows
+    done, from any thread."""
+
+    def consume(start: int, chunk: list[np.ndarray]) -> None:
+        for target, found in zip(targets, chunk, strict=True):
+            target[start : start + len(found)] = found
+        if tell is not None:
+            tell(len(chunk[0]))
+
+    sweep(program, count, key, lambda: consume)
 
 
 class Statistics(NamedTuple):

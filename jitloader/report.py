@@ -5,12 +5,12 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
 
 from . import canvas
+from .bars import bar_type
 from .loader import Loader
 from .tables import html_table, seconds_of, size_of
 
@@ -210,10 +210,5 @@ def copy_rate() -> float:
 
 def progress(batches: Iterator[Any], options: dict[str, Any]) -> Iterable[Any]:
     """Give batches under a bar of tqdm's where it is installed and not disabled, else the batches."""
-    if options.get("disable") or find_spec("tqdm") is None:
-        return batches
-    if find_spec("ipywidgets") is None:  # without which tqdm.auto warns, and falls back to this one
-        from tqdm import tqdm
-    else:
-        from tqdm.auto import tqdm
-    return tqdm(batches, **options)  # type: ignore[no-any-return]
+    kind = None if options.get("disable") else bar_type()
+    return batches if kind is None else kind(batches, **options)  # type: ignore[no-any-return]

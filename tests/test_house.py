@@ -17,17 +17,17 @@ import jitloader as jl
 
 PACKAGE = Path(jl.__file__).parent
 FLOORS = [
-    ["spec", "errors", "rng", "ranks", "tables", "canvas", "meter"],
+    ["spec", "errors", "rng", "ranks", "tables", "canvas", "meter", "bars"],
     ["jit", "buffers"],
     ["dtypes", "python"],
     ["storage", "samples", "orders", "stages", "packing", "replay"],
     ["ragged", "windows"],
     ["compose"],
     ["passes", "blame", "batches"],
-    ["describe"],
+    ["describe", "cache"],
     ["dataset"],
-    ["cache", "transitions"],
-    ["filling"],
+    ["transitions"],
+    ["filling", "check"],
     ["loader"],
     ["torch", "jax", "ray", "report", "pictures"],
     ["__init__"],

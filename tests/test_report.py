@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import jitloader as jl
+from jitloader import bars
 from jitloader import report as report_module
 from jitloader.meter import Event, Meter
 from jitloader.report import Report, covered, side_by_side
@@ -251,5 +252,5 @@ def test_progress_is_a_bar(capsys: pytest.CaptureFixture[str]) -> None:
 def test_progress_without_tqdm(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without tqdm the batches come bare."""
     find = importlib.util.find_spec
-    monkeypatch.setattr(report_module, "find_spec", lambda name: None if name == "tqdm" else find(name))
+    monkeypatch.setattr(bars, "find_spec", lambda name: None if name == "tqdm" else find(name))
     assert len(list(jl.Loader(DATA, 300).progress(desc="x"))) == 4

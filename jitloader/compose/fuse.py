@@ -402,15 +402,18 @@ class _Fuser:
             size *= n if isinstance(n, int) else 0
         work = self.code.own(carrier_of(spec.dtype).name, size)
         flush(self.code, flow, work, "0", spec)
-        return Flow(
-            work, "0", carrier_of(spec.dtype), shape, contiguous([n if isinstance(n, int) else 1 for n in shape])
-        )
+        strides = contiguous([n if isinstance(n, int) else 1 for n in shape])
+        new = Flow(work, "0", carrier_of(spec.dtype), shape, strides)
+        new.logical = spec.dtype
+        return new
 
     def _link(self, flow: Flow, step: Step, number: int, which: int, key: str) -> Flow:
         """Add a value, index or shape stage to what is pending, after a cut where they do not compose."""
         bound, before = step.bound[which], step.before[which]
         if bound.kind == "shape":
             shape = fixed(bound.out)
+            if len(flow.lengths) > len(before.shape):
+                shape = (*shape, before.dtype.itemsize)  # the bytes of items of odd size
             if flow.plain:
                 new = Flow(flow.var, flow.base, flow.dtype, shape, contiguous(shape))
                 new.logical = flow.logical
@@ -440,7 +443,8 @@ class _Fuser:
         if clash:
             flow = self._cut(flow, before)
         if bound.order is not None:
-            flow.axes = [flow.axes[k] for k in order]
+            behind = flow.axes[len(order) :]  # the bytes of items of odd size
+            flow.axes = [flow.axes[k] for k in order] + behind
             flow.values = [v._replace(arrays=tuple(e.transpose(order) for e in v.arrays)) for v in flow.values]
         if bound.fill is not None:
             flow.fill = outside(flow, bound.fill), len(flow.values)

@@ -9,7 +9,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -35,10 +35,11 @@ compile_events: list[Event] = []
 class Call:
     """One thread's arguments of a kernel, ready to run: `set` replaces one, calling runs with the GIL released."""
 
-    __slots__ = ("_args", "_function", "_values", "kernel", "words")
+    __slots__ = ("_args", "_function", "_values", "divide", "kernel", "words")
 
     def __init__(self, kernel: Kernel, values: Sequence[Any]) -> None:
         self.kernel = kernel
+        self.divide: Literal["ignore", "raise"] = "ignore"  # in plain Python: what a float divided by zero does
         self._values: list[Any] = list(values)  # keeps the arrays alive while raw pointers to them are in use
         self._function = kernel._function
         if kernel._function is None:
@@ -109,7 +110,7 @@ class Call:
         """Run, and give the kernel's result; an exception raised inside it comes as a `KernelError`."""
         if self._function is None:
             try:
-                with np.errstate(all="ignore"):
+                with np.errstate(all="ignore", divide=self.divide):
                     return int(self.kernel.function(*self._values[: len(self.kernel.signature)]) or 0)
             except Exception:
                 if self.kernel.origin == "plain":

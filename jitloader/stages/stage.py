@@ -9,6 +9,7 @@ offset and a direction: out[i] = in[offset + sign * i], `fill` outside. A *sampl
 
 from __future__ import annotations
 
+import dis
 import inspect
 import sys
 import types
@@ -170,6 +171,14 @@ def called(value: Any) -> str:
     return name if callable(value) and isinstance(name, str) else repr(value)
 
 
+def draws(function: Kernel) -> bool:
+    """Whether a sample kernel may read its key, the last of its parameters: its code names it."""
+    code = jit.plain_function(function).__code__
+    key = code.co_varnames[code.co_argcount - 1]
+    named = (i.argval if isinstance(i.argval, tuple) else (i.argval,) for i in dis.get_instructions(code))
+    return key in code.co_cellvars or any(key in names for names in named)
+
+
 def elementwise(function: Kernel | None = None, /, *, dtype: Any = None) -> Any:
     """Make a stage of a function of one number: (...) of any dtype to (...) of `dtype`, element by element.
 
@@ -294,7 +303,7 @@ def stage(
         if not jit.disabled():
             arrays = [jit.Array(s.dtype.name, max(len(s.shape), 1)) for s in (*sources, *specs)]
             jit.infer(function, (*arrays, "uint64"), len(sources))
-        return tuple(Bound("sample", s, function, random=True) for s in specs)
+        return tuple(Bound("sample", s, function, random=draws(function)) for s in specs)
 
     written = source_of(function)
     if inputs == 1:
