@@ -372,7 +372,7 @@ def test_what_cannot_be_kept_is_refused(tmp_path: Path, monkeypatch: pytest.Monk
         "or link its stages after cache"
     )
     assert refused(chain().apply(lambda batch: batch), tmp_path) == (
-        "cache runs in kernels: take it before apply(<lambda>)"
+        "cache runs a row at a time: take it before apply(<lambda>)"
     )
     assert refused(chain(), tmp_path, TypeError, seed=0.5) == "cache: seed must be a whole number, got 0.5"
     monkeypatch.setattr(cache, "HASHED", 900)
