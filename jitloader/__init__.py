@@ -8,7 +8,12 @@ from .errors import PipelineError as PipelineError
 from .errors import StateError as StateError
 from .jit import clear_cache as clear_cache
 from .jit import compile_events as compile_events
+from .live import Live as Live
+from .live import Replay as Replay
+from .live import live as live
 from .loader import Loader as Loader
+from .mixing import Mix as Mix
+from .mixing import mix as mix
 from .orders import Order as Order
 from .orders import Positions as Positions
 from .orders import balanced as balanced
@@ -27,6 +32,7 @@ from .orders import weighted as weighted
 from .packing import Packs as Packs
 from .packing import pack as pack
 from .pictures import show as show
+from .quality import Quality as Quality
 from .ragged import ragged as ragged
 from .replay import Prioritized as Prioritized
 from .replay import Ring as Ring
@@ -83,5 +89,6 @@ from .transitions import transitions as transitions
 from .windows import sequences as sequences
 from .windows import windows as windows
 
+prioritized = Prioritized
 ring = Ring
 __version__ = "0.1.0"

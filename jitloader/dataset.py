@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from . import batches, blame, compose, jit, passes, python, rng, storage
+from . import batches, blame, compose, jit, passes, pickling, python, rng, storage
 from .compose import decoded
 from .errors import PipelineError
-from .orders.base import table_rows
+from .orders.base import Order, Positions, table_rows
 from .passes import Statistics
 from .ranks import whole_number
 from .rng import epoch_key
@@ -64,9 +64,7 @@ class Dataset:
         if len(set(counts.values())) > 1:
             raise ValueError("fields differ in length: " + ", ".join(f"{k!r} has {n} rows" for k, n in counts.items()))
         self._set(sources, (), tuple(sources))
-        arrays = {id(part.array): part.array for samples in sources.values() for part in samples.parts}
-        watches = (storage.watch(array) for array in arrays.values())
-        self._watches = tuple(watch for watch in watches if watch is not None)
+        self._watches = _watches(sources)
 
     def _set(self, sources: dict[str, Samples], steps: tuple[Step, ...], fields: tuple[str, ...]) -> None:
         self._sources, self._steps, self._fields = sources, steps, fields
@@ -445,7 +443,7 @@ class Dataset:
         other._refuse_python("concat")
         if self._fields != other._fields:
             raise ValueError(f"concat: fields differ: {', '.join(self._fields)} and {', '.join(other._fields)}")
-        if [(s.stage.name, s.outputs) for s in self._steps] != [(s.stage.name, s.outputs) for s in other._steps]:
+        if [_told(step) for step in self._steps] != [_told(step) for step in other._steps]:
             raise ValueError("concat: the stages of the two differ: concat first, then map")
         new = self._with({n: join(self._sources[n], other._sources[n], n) for n in self._sources})
         new._watches = self._watches + other._watches
@@ -528,13 +526,33 @@ class Dataset:
     def _chain(self) -> blame.Chain:
         return blame.Chain(self._sources, self._steps, self._fields)
 
-    def program(self, order: Any, order_params: Sequence[Any]) -> compose.Program:
-        """Give the whole chain as one function, its rows given by an order kernel."""
-        rows = python.ROWS if self._python else ""
-        kinds = (order, *(jit.typeof(p) for p in order_params))
+    @property
+    def batch_type(self) -> Any:
+        """The NamedTuple type of a batch."""
+        return self._batch
+
+    @property
+    def datasets(self) -> tuple[Dataset, ...]:
+        """The data sets that rows come from: itself."""
+        return (self,)
+
+    def positions(self, order: Order, seed: int, epoch: int) -> Positions:
+        """Give an order made ready for one epoch over the rows."""
+        return order.plan(len(self), seed, epoch)
+
+    def program(
+        self, order: Any, order_params: Sequence[Any], base: int | None = None, number: bool = False
+    ) -> compose.Program:
+        """Give the whole chain as one function, its rows given by an order kernel.
+
+        With `base` the data are one source of several, and that many rows come before: see `compose`. With `number`,
+        row numbers come out last.
+        """
+        rows = python.ROWS if self._python or number else ""
+        kinds = (order, base, rows, *(jit.typeof(p) for p in order_params))
         if kinds in self._programs:
             return self._programs[kinds]._replace(order=tuple(order_params))
-        made = compose.compose(self._sources, self._steps, self._fields, order, order_params, len(self), rows)
+        made = compose.compose(self._sources, self._steps, self._fields, order, order_params, len(self), rows, base)
         if not any(step.stage.user for step in self._steps):  # what a user's function refers to may change
             self._programs[kinds] = made
         return made
@@ -671,14 +689,10 @@ class Dataset:
         return new
 
     def __reduce__(self) -> Any:
-        if self._steps or self._python or any(s.name != "records" for s in self._sources.values()):
-            raise TypeError(
-                "a data set with stages or access patterns does not pickle: pickle one of plain arrays, and link after"
-            )
-        fields = {
-            name: ([storage.locate(p.array) or p.array for p in s.parts], s.rows) for name, s in self._sources.items()
-        }
-        return _restored, (fields, self._fields, self._drawn)
+        return pickling.reduced(self, "a data set")
+
+    def _reduced(self) -> Any:
+        return _restored, (self._sources, self._steps, self._fields, self._python, self._drawn)
 
     def by_value(self) -> tuple[Callable[..., Dataset], tuple[Any, ...]]:
         """Give a function and arguments that make this data set again, stages and all, for a pickler that takes functions
@@ -689,7 +703,8 @@ class Dataset:
             places = [(storage.locate(part.array), part) for part in samples.parts]
             sent = [(at, part._replace(array=None, flat=part.flat if at is None else None)) for at, part in places]  # type: ignore
             fields[name] = sent, samples._replace(parts=())
-        return _valued, (fields, self._steps, self._python, self._fields, self._drawn)
+        steps = tuple(step._replace(stage=tuple(step.stage)) for step in self._steps)  # type: ignore[arg-type]
+        return _valued, (fields, steps, self._python, self._fields, self._drawn)
 
     @property
     def sources(self) -> dict[str, Samples]:
@@ -737,15 +752,13 @@ def check_name(name: str) -> None:
         raise TypeError(f"a field name is a string of at least one character, got {name!r}")
 
 
-def _restored(fields: dict[str, tuple[list[Any], Rows]], names: tuple[str, ...], drawn: int = 0) -> Dataset:
+def _restored(
+    sources: dict[str, Samples], steps: tuple[Step, ...], fields: tuple[str, ...], made: tuple[Any, ...], drawn: int
+) -> Dataset:
     """Give the data set that was pickled: files are mapped where they lie, other arrays came along."""
-    sources = {}
-    for name, (places, rows) in fields.items():
-        found = [storage.reopen(*p) if isinstance(p, storage.Location) else p for p in places]
-        parts = [records(array, field=name) for array in found]
-        sources[name] = parts[0]._replace(parts=tuple(s.parts[0] for s in parts), rows=rows)
-    data = Dataset(sources).keep(*names)
-    data._drawn = drawn
+    data = object.__new__(Dataset)
+    data._set(sources, steps, fields)
+    data._python, data._watches, data._drawn = made, _watches(sources), drawn
     return data
 
 
@@ -753,7 +766,7 @@ def _valued(
     fields: dict[str, Any], steps: tuple[Step, ...], applied: tuple[Any, ...], names: tuple[str, ...], drawn: int
 ) -> Dataset:
     """Give the data set that `by_value` took apart."""
-    sources, opened = {}, {}
+    sources = {}
     for name, (places, samples) in fields.items():
         parts = []
         for place, part in places:
@@ -761,14 +774,20 @@ def _valued(
                 parts.append(part._replace(array=part.flat))
                 continue
             array = storage.reopen(*place)
-            opened[id(array)] = array
             parts.append(part._replace(array=array, flat=records(array, field=name).parts[0].flat))
         sources[name] = samples._replace(parts=tuple(parts))
-    watches = [watch for watch in map(storage.watch, opened.values()) if watch is not None]
-    new = object.__new__(Dataset)
-    new._set(sources, steps, names)
-    new._python, new._watches, new._drawn = applied, tuple(watches), drawn
-    return new
+    return _restored(sources, tuple(step._replace(stage=Stage(*step.stage)) for step in steps), names, applied, drawn)
+
+
+def _watches(sources: Mapping[str, Samples]) -> tuple[storage.Watch, ...]:
+    """Watch the files below some fields."""
+    arrays = {id(part.array): part.array for samples in sources.values() for part in samples.parts}
+    return tuple(watch for watch in map(storage.watch, arrays.values()) if watch is not None)
+
+
+def _told(step: Step) -> tuple[Any, ...]:
+    """Tell what a step does: steps that are told alike do the same."""
+    return step.stage.name, step.outputs, step.salt, jit.fingerprint(step.stage.bind, step.stage.join)
 
 
 def _names(given: Any, told: str) -> tuple[str, ...]:

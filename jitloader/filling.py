@@ -17,6 +17,8 @@ import numpy as np
 from . import compose, jit
 from .buffers import Slot
 from .dataset import Dataset
+from .live import Live
+from .mixing import Mix
 from .rng import epoch_key
 
 WIDE = 1 << 20  # bytes of a batch from which a parallel loop pays for its launch, on each of Numba's layers
@@ -49,7 +51,7 @@ class Plan:
     __slots__ = ("batch_size", "data", "epoch", "first", "key", "length", "order", "places", "program", "seed", "step")
 
     def __init__(
-        self, data: Dataset, program: compose.Program, order: tuple[Any, ...], seed: int, epoch: int, first: int, step: int,
+        self, data: Dataset | Mix | Live, program: Any, order: tuple[Any, ...], seed: int, epoch: int, first: int, step: int,
         length: int, batch_size: int,
     ) -> None:  # fmt: skip
         self.data, self.program, self.order, self.seed, self.epoch = data, program, order, seed, epoch
@@ -59,12 +61,12 @@ class Plan:
 
     def worker(self) -> compose.Worker:
         """Give one thread's calls, with scratch of their own."""
-        return compose.Worker(self.program, self.key, self.order)
+        return self.program.worker(self.key, self.order)
 
     def wide_worker(self, threads: int) -> compose.Worker | compose.WideWorker:
         """Give calls that use several cores where a batch is large enough to pay for a launch and no user code may raise."""
         large = self.program.nbytes * self.batch_size >= WIDE and self.program.measure is None
-        if threads > 1 and large and jit.parallel_safe() and not any(s.stage.user for s in self.program.steps):
+        if threads > 1 and large and isinstance(self.program, compose.Program) and jit.parallel_safe() and not any(s.stage.user for s in self.program.steps):
             return compose.WideWorker(self.program, self.key, self.order, threads)
         return self.worker()
 
@@ -110,7 +112,7 @@ class Plan:
         assert rows <= slot.rows
         layouts: list[compose.Layout | None] = [None] * len(program.outputs)
         if program.measure is not None:
-            assert isinstance(worker, compose.Worker)
+            assert not isinstance(worker, compose.WideWorker)
             spans = slot.spans = slot.spans or compose.Spans(program, slot.rows)
             for first, count, place in self.pieces(unit):
                 failed = worker.lengths(first, self.step, count, place, spans)
@@ -236,7 +238,7 @@ def _stop_all() -> None:
         team.stop(deque(), join=True)
 
 
-def shaped(program: compose.Program, unit: Unit) -> list[Any]:
+def shaped(program: Any, unit: Unit) -> list[Any]:
     """Give a unit's outputs so that [low:high] is a batch of each."""
     slot = unit.slot
     if all(layout is None for layout in unit.layouts):

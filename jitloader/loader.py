@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 import warnings
 import weakref
@@ -11,20 +12,22 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from . import compose, jit, orders
+from . import compose, jit, orders, pickling, quality
 from .buffers import Pool, Slot
 from .dataset import Dataset
-from .errors import StateError
 from .filling import Plan, Team, Unit, shaped
+from .live import Live
 from .meter import Meter
+from .mixing import Mix
+from .orders import Order
 from .ranks import find_rank, whole_number
 from .samples import as_indices
+from .state import VERSION, check_state, fingerprint, laid_out, layout_of
 
 if TYPE_CHECKING:
     from .check import Check
     from .report import Report
 
-VERSION = 1
 UNIT = 4 << 20  # bytes one kernel call writes at most where batches are small: spreads the 30 us of a hand-over
 QUICK = 0.0005  # seconds: after a call shorter than this, the next takes more batches
 
@@ -34,7 +37,8 @@ class Loader:
 
     Parameters
     ----------
-    data : the data set.
+    data : the data set; or a mix of several (`jl.mix`), whose order its shares are; or a ring that is still written
+        (`jl.live`), of which each epoch gives what is there when it begins.
     batch_size : rows a batch.
     shuffle : True for another full permutation each epoch (`order=jl.shuffled`).
     order : an Order, an integer array of rows, or a function (position, count, seed, epoch) -> row.
@@ -61,7 +65,7 @@ class Loader:
 
     def __init__(
         self,
-        data: Dataset,
+        data: Dataset | Mix | Live,
         batch_size: int,
         *,
         shuffle: bool = False,
@@ -74,7 +78,7 @@ class Loader:
         threads: int | None = None,
         prefetch: int = 2,
     ) -> None:
-        if not isinstance(data, Dataset):
+        if not isinstance(data, (Dataset, Mix, Live)):
             raise TypeError(f"Loader takes a jl.Dataset, got {type(data).__name__}: wrap arrays as jl.Dataset(x=array)")
         self._data = data
         self.batch_size = whole_number("batch_size", batch_size, 1)
@@ -86,24 +90,28 @@ class Loader:
         )  # a prange loop stalls beside a busy consumer: only if asked
         if order is not None and shuffle:
             raise ValueError("give shuffle=True or order=, not both")
-        self._order = orders.as_order(order) if order is not None else orders.shuffled if shuffle else orders.sequential
+        if order is not None and isinstance(data, Mix):
+            raise ValueError("the order of a mix is given by its shares: leave order= out")
+        self._order = data.order if isinstance(data, Mix) else orders.as_order(order) if order is not None else orders.shuffled if shuffle else orders.sequential
         self.drop_last = bool(drop_last)
         self.rank, self.world_size = find_rank(rank, world_size)
         if tail not in ("keep", "drop", "wrap"):
             raise ValueError(f"tail must be 'keep', 'drop' or 'wrap', got {tail!r}")
         self.tail = tail
+        self._layout = (self.batch_size, self.world_size) if self._order.sized is not None else None
+        self._laid: dict[tuple[int, int], Order] = {}
+        self._resumed: tuple[int, tuple[int, int] | None] = (0, self._layout)  # an epoch, and how it was laid out
         self._next = 0  # the epoch that the next iter() gives
         self._start = 0  # and the position it starts from
         self._at = (0, 0)  # epoch and position of what the user received last
         self._closed = False
-        self._program: compose.Program | None = None
+        self._program: Any = None  # a compose.Program, or what behaves as one
         self._pool: Pool | None = None
         self._pool_rows = 0
         self._allocate: Callable[[int], np.ndarray] | None = None
         self._live: weakref.WeakSet[Team] = weakref.WeakSet()
         self._meter = Meter()
-        positions = self._order.plan(len(data), self.seed, 0)
-        self._positions = positions.length
+        self._positions = data.positions(self._order, self.seed, 0).length
         self._check_sizes()
 
     def _check_sizes(self) -> None:
@@ -112,7 +120,14 @@ class Loader:
                 f"drop_last leaves no batch: {self._local(0)} rows are fewer than batch_size {self.batch_size}",
                 stacklevel=3,
             )
-        if self.tail == "keep" and self.world_size > 1:
+        if self.tail != "wrap" and 0 < self._positions < self.world_size:
+            none = self.world_size if self.tail == "drop" else self.world_size - self._positions
+            warnings.warn(
+                f"world_size {self.world_size} is more than the {self._positions} rows: {none} ranks get none; "
+                "use tail='wrap'",
+                stacklevel=3,
+            )
+        elif self.tail == "keep" and self.world_size > 1:
             counts = {self._batches(self._local(0, rank)) for rank in range(min(self.world_size, 2))}
             counts.add(self._batches(self._local(0, self.world_size - 1)))
             if len(counts) > 1:
@@ -140,7 +155,7 @@ class Loader:
         return self._batches(self._local(0))
 
     @property
-    def data(self) -> Dataset:
+    def data(self) -> Dataset | Mix | Live:
         """The data set."""
         return self._data
 
@@ -167,9 +182,21 @@ class Loader:
         if self._closed:
             raise ValueError("this loader is closed")
 
+    def _layout_of(self, epoch: int) -> tuple[int, int] | None:
+        """For which batches an epoch is laid out: those of this loader, but where it was begun with others."""
+        return self._resumed[1] if epoch == self._resumed[0] else self._layout
+
+    def _order_of(self, epoch: int) -> Order:
+        layout = self._layout_of(epoch)
+        if layout is None or self._order.sized is None:
+            return self._order
+        if layout not in self._laid:
+            self._laid[layout] = self._order.sized(*layout)
+        return self._laid[layout]
+
     def _plan(self, epoch: int, start: int) -> Plan:
         self._data.verify()
-        positions = self._order.plan(len(self._data), self.seed, epoch)
+        positions = self._data.positions(self._order_of(epoch), self.seed, epoch)
         if self._program is None or positions.length != self._positions:
             self._positions = positions.length
             self._program = self._data.program(positions.kernel, positions.params)
@@ -194,7 +221,7 @@ class Loader:
         """
         self._allocate, self._pool = allocate, None
 
-    def _slots(self, program: compose.Program, rows: int, keep: int) -> Pool:
+    def _slots(self, program: Any, rows: int, keep: int) -> Pool:
         if self._pool is None or self._pool_rows != rows:
             self._pool_rows = rows
             kinds = [(o.carrier, o.size if o.form == "fixed" else 0) for o in program.outputs]
@@ -224,7 +251,7 @@ class Loader:
         self._live.add(team)
         units: deque[Unit] = deque()
         many, scheduled = 1, 0
-        make, world, last = self._data._batch._make, self.world_size, self._positions
+        make, world, last = self._data.batch_type._make, self.world_size, self._positions
         meter = self._meter
         tally = meter.begin(size, threads, threading.get_ident())
         try:
@@ -237,6 +264,7 @@ class Loader:
                     if threads:
                         team.submit(unit)
                 if not units:
+                    self._at = (epoch + 1, 0)
                     return
                 unit = team.wait(units)
                 meter.gets(tally, asked, unit.begun, unit.fill_seconds, unit.thread, unit.rows, plan.nbytes(unit))
@@ -247,7 +275,8 @@ class Loader:
                 whole: Any = shaped(program, unit) if unit.batches is None else unit.batches
                 for low in range(0, self._good(unit), size):
                     high = min(low + size, rows)
-                    self._at = (epoch, min(start + (begin + high) * world, last))
+                    # All ranks go in step: with a short last batch each has received what there was.
+                    self._at = (epoch, min(start + (begin + low + size) * world, last))
                     tally.rows = begin + high
                     if unit.batches is not None:
                         yield whole.pop(0)
@@ -316,6 +345,8 @@ class Loader:
 
         self._check_open()
         data, epoch = self._data, self._next
+        if not isinstance(data, Dataset):
+            raise TypeError("check takes a loader over a jl.Dataset: check the sources of a mix, or ring.copy(), alone")
         if rows is None or isinstance(rows, (int, np.integer)):
             wanted = number_of_rows(data) if rows is None else whole_number("check: rows", rows, 1)
             length = self._order.plan(len(data), self.seed, epoch).length
@@ -338,15 +369,15 @@ class Loader:
         ranks. Of several live iterators it is the one that was asked last.
         """
         epoch, position = self._at
-        rest = self._local(position) if position <= self._positions else 0
-        if position >= self._positions or (self.drop_last and rest < self.batch_size):
-            epoch, position = (epoch + 1, 0) if self._positions else (epoch, 0)
+        rest = self._local(position, 0) if position <= self._positions else 0  # of the rank that has the most
+        if position and (not rest or (self.drop_last and rest < self.batch_size)):
+            epoch, position = epoch + 1, 0
         return {
             "version": VERSION,
             "seed": self.seed,
             "epoch": epoch,
             "position": position,
-            "order": self._order.token,
+            "order": laid_out(self._order.token, self._layout_of(epoch)),
             "rows": len(self._data),
             "fingerprint": fingerprint(self._data),
         }
@@ -357,23 +388,9 @@ class Loader:
         Raises StateError, naming the part, where the state is of another format, data set, order or seed.
         """
         self._check_open()
-        if not isinstance(state, dict):
-            raise StateError(f"a state is a dict, got {type(state).__name__}")
-        own = self.state_dict()
-        missing = sorted(set(own) - set(state))
-        if missing:
-            raise StateError(f"the state lacks {', '.join(map(repr, missing))}: it was cut or is not a loader's")
-        for part in ("version", "order", "rows", "fingerprint", "seed"):
-            if state[part] != own[part]:
-                raise StateError(f"the state has another {part}: {state[part]!r}, this loader has {own[part]!r}")
-        for part, top in (("epoch", None), ("position", self._positions)):
-            value = state[part]
-            if isinstance(value, bool) or not isinstance(value, int) or value < 0 or (top is not None and value > top):
-                raise StateError(
-                    f"the state has {part} {value!r}: a whole number of at least 0"
-                    + (f", at most {top}" if top else "")
-                )
+        check_state(state, self.state_dict(), self._positions)
         epoch, position = state["epoch"], state["position"]
+        self._resumed = epoch, None if self._layout is None else layout_of(state["order"])
         if position == self._positions and position:
             epoch, position = epoch + 1, 0
         self._next, self._start, self._at = epoch, position, (epoch, position)
@@ -387,13 +404,44 @@ class Loader:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._program, self._pool, self._live, self._meter = None, None, weakref.WeakSet(), Meter()
-        self._next, self._start = self._resume_point()
+        at = self.state_dict()
+        self._next, self._start = at["epoch"], at["position"]
 
-    def _resume_point(self) -> tuple[int, int]:
-        state = self.state_dict()
-        return state["epoch"], state["position"]
+    def __deepcopy__(self, memo: dict[int, Any]) -> Loader:
+        new = object.__new__(Loader)
+        new.__setstate__({k: v if k == "_laid" else copy.deepcopy(v, memo) for k, v in self.__getstate__().items()})
+        return new
+
+    def __copy__(self) -> Loader:
+        new = object.__new__(Loader)
+        new.__setstate__(self.__getstate__())
+        return new
+
+    def __reduce__(self) -> Any:
+        return pickling.reduced(self, "a loader")
+
+    def _reduced(self) -> Any:
+        return _restored, ({**self.__getstate__(), "_laid": {}},)
 
     # -- looking ------------------------------------------------------------------------------------------------------
+
+    def shuffle_quality(self, labels: Any = None) -> quality.Quality:
+        """Measure how well this rank's batches are mixed, beside what a true shuffle gives: see `Quality`.
+
+        labels : the class of each row, an array or the name of a field; left out, 32 stretches of the data in storage
+            order stand for classes, the worst case. At most 65,536 positions are looked at (8 batches, where those are
+            larger), and 2**20 rows for the shares of classes, whatever the size of the data.
+
+        >>> import numpy as np, jitloader as jl
+        >>> loader = jl.Loader(jl.Dataset(x=np.arange(100_000)), 100)
+        >>> round(loader.shuffle_quality().spread, 2)
+        0.97
+        """
+        self._check_open()
+        epoch = self._at[0]
+        first, second = (self._order_of(e).plan(len(self._data), self.seed, e) for e in (epoch, epoch + 1))
+        part = quality.Part(self.rank, self.world_size, self.batch_size, len(self))
+        return quality.measure(self._data, first, second, part, labels)
 
     def stats(self) -> dict[str, float]:
         """Give totals over all iterators so far, as plain numbers to log: always on, counted once a run of batches.
@@ -477,12 +525,8 @@ class Loader:
         self.close()
 
 
-def fingerprint(data: Dataset) -> str:
-    """Hash what the rows of a data set are: fields, types, counts, stages and (sampled) row selections, not contents."""
-    parts: list[Any] = [len(data)]
-    for name, samples in data.sources.items():
-        table = samples.rows.table
-        some = None if table is None else table[:: max(1, len(table) // 4096)]
-        parts += [name, samples.name, str(samples.spec), samples.rows.start, samples.rows.step, some]
-    parts += [(step.stage.name, step.fields) for step in data.steps]
-    return jit.fingerprint(*parts)[:16]
+def _restored(state: dict[str, Any]) -> Loader:
+    """Give the loader that was pickled, where it was."""
+    loader = object.__new__(Loader)
+    loader.__setstate__(state)
+    return loader

@@ -30,13 +30,14 @@ class Report:
         self.consumer = loader._meter.consumer
         self.prefetch = loader.prefetch
         data = loader.data
-        used = {*data.fields, *(name for step in data.steps for name in step.fields)}
-        sources = [samples for name, samples in data.sources.items() if name in used]
+        one = data.datasets[0]  # of a mix the first stands for all
+        used = {*one.fields, *(name for step in one.steps for name in step.fields)}
+        sources = [samples for name, samples in one.sources.items() if name in used]
         # Bytes of memory that a row is read from; rows that vary at the length they have in the mean.
         self._read = sum(
             s.nbytes / max(sum(part.count for part in s.parts), 1) if s.spec.ragged else s.spec.nbytes for s in sources
         )
-        self._stages = bool(data.steps)
+        self._stages = bool(one.steps)
         self._python = data.applies
 
     @property

@@ -64,7 +64,7 @@ def _moved(value: Any, device: torch.device, non_blocking: bool) -> Any:
     return value
 
 
-def _check_dtypes(data: Dataset) -> None:
+def _check_dtypes(data: Any) -> None:
     """Refuse, before any batch, a field whose dtype torch does not have."""
     for name, spec in data.spec.items():
         if spec.dtype.name == "bfloat16":

@@ -9,11 +9,14 @@ Nothing is stored twice: the next observation is read from the observations, at 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 
 from .dataset import Dataset
+from .live import Live
+from .replay import Ring
+from .replay.ring import CUT, LOST, ON, TERMINATED
 from .samples import Part, Rows, Samples, join, records
 from .spec import Spec
 from .stages import Bound, Stage
@@ -21,7 +24,6 @@ from .windows import bounds_of
 
 # What is after a row, in the array `end`: the same episode goes on, it was cut (the state after it has a value) or it
 # terminated (nothing follows). LOST is a cut whose last observation can only be the row's own.
-ON, CUT, TERMINATED, LOST = 0, 1, 2, 3
 
 
 # Kernels: `row` is the row of the arrays; the row after the last is row 0, but that the last row of time is no ON.
@@ -123,6 +125,11 @@ def _discounted(src, dst, key, powers):  # type: ignore[no-untyped-def]
     dst[0] = total
 
 
+@overload
+def transitions(ring: Ring, /, *, n: int = 1, gamma: float = 0.99, stack: int = 1, steps: bool = False) -> Live: ...
+
+
+@overload
 def transitions(
     *,
     obs: Any,
@@ -138,8 +145,31 @@ def transitions(
     stack: int = 1,
     steps: bool = False,
     **fields: Any,
-) -> Dataset:
+) -> Dataset: ...
+
+
+def transitions(
+    ring: Ring | None = None,
+    /,
+    *,
+    obs: Any = None,
+    action: Any = None,
+    reward: Any = None,
+    terminated: Any = None,
+    truncated: Any = None,
+    n: int = 1,
+    gamma: float = 0.99,
+    groups: Any = None,
+    seam: int | None = None,
+    next_obs: Any = None,
+    stack: int = 1,
+    steps: bool = False,
+    **fields: Any,
+) -> Dataset | Live:
     """Map logs of steps, arrays of one length, to transitions: sample i is step i with its return over n steps.
+
+    Given a ring that is still written (`jl.ring`), with fields of the names below, the transitions are those of the rows
+    that are there whenever they are read, and no return or stack goes over its seam: for `jl.Replay` and `jl.Loader`.
 
     Fields: `obs`, `action`; `reward`, float32, the sum of gamma**k * reward[i + k] over k < m, kept in float64;
     `discount`, float32, gamma**m, or 0 where the return ends in a termination; `next_obs`, the observation after the m
@@ -170,10 +200,15 @@ def transitions(
     >>> batch.reward.tolist(), batch.discount.tolist(), batch.next_obs.tolist()
     ([1.5, 1.5, 1.0, 1.5, 1.0], [0.25, 0.0, 0.0, 0.25, 0.5], [2, 2, 2, 4, 4])
     """
-    whole = _whole("n", n), _whole("stack", stack)
-    n, stack = whole
-    if isinstance(gamma, (bool, np.bool_)) or not isinstance(gamma, (int, float, np.number)) or not 0 <= gamma <= 1:
-        raise ValueError(f"transitions: gamma must be a number from 0 to 1, got {gamma!r}")
+    n, stack = _whole("n", n), _whole("stack", stack)
+    if ring is not None:
+        if any(v is not None for v in (obs, action, reward, terminated, truncated, groups, seam, next_obs)) or fields:
+            raise TypeError("transitions: a ring brings its fields: give n, gamma, stack and steps alone")
+        return _live(ring, n, _gamma(gamma), stack, steps)
+    for name, value in (("obs", obs), ("action", action), ("reward", reward), ("terminated", terminated)):
+        if value is None:
+            raise TypeError(f"transitions: {name} is missing")
+    gamma = _gamma(gamma)
     seen = {f"obs_{k}": v for k, v in obs.items()} if isinstance(obs, Mapping) else {"obs": obs}
     sources = {name: _plain(array, name) for name, array in {**seen, "action": action, **fields}.items()}
     rewards = np.ascontiguousarray(reward)
@@ -189,19 +224,44 @@ def transitions(
     cut = np.zeros(rows, bool) if truncated is None else _flags("truncated", truncated, rows)
     oldest = _seam(seam, rows)
     end = _ends(over, cut, groups, oldest, rows)
-    # Values are kept beside the rows, not made of them: a table and the place in it.
-    powers = np.power(float(gamma), np.arange(n + 1))
-    discounts = np.concatenate([[0.0], powers[1:]]).astype(np.float32)
     found = {name: _stacked(sources[name], end, n, stack) for name in seen}
     found["action"] = sources["action"]
     found["reward"] = _rewards(rewards, end, n, oldest)
-    found["discount"] = _looked_up(discounts, rows, _bootstrap, (end, n))
+    found["discount"] = _discounts(gamma, rows, end, n)
     for name, array in _given(next_obs, obs, seen).items():
         found[f"next_{name}"] = _following(name, sources[name], array, end, n, stack, over | cut)
     found.update({name: sources[name] for name in fields})
     if steps:
         found["steps"] = _looked_up(np.arange(n + 1, dtype=np.int64), rows, _steps, (end, n))
-    return Dataset(found).map("reward", _return(powers[:n]))
+    return Dataset(found).map("reward", _return(gamma, n))
+
+
+def _live(ring: Ring, n: int, gamma: float, stack: int, steps: bool) -> Live:
+    """Give the transitions of a ring, by what it keeps beside its rows: what is after each, and rewards in one piece."""
+    if not isinstance(ring, Ring):
+        raise TypeError(f"transitions takes a ring (jl.ring) or arrays by name, got {type(ring).__name__}")
+    given, rows = dict(ring.fields), ring.capacity
+    seen = [name for name in given if name == "obs" or name.startswith("obs_")]
+    missing = [name for name in ("action", "reward", "terminated") if name not in given]
+    if missing or not seen:
+        raise ValueError(f"transitions: the ring has no field {(missing or ['obs'])[0]!r}: there are {', '.join(given)}")
+    for name in ("reward", "terminated", "truncated"):
+        if name in given and (given[name].ndim != 1 or given[name].dtype.kind not in "biuf"):
+            raise ValueError(f"transitions: {name} must be one number a row, got {given[name].dtype} {given[name].shape}")
+    end = ring.ends("terminated", "truncated" if "truncated" in given else None)
+    found = {name: _stacked(records(given[name], field=name), end, n, stack) for name in seen}
+    found["action"] = records(given["action"], field="action")
+    longer = _rewards(ring.longer("reward", n - 1), end, n, 0)
+    found["reward"] = longer._replace(rows=Rows(rows))
+    found["discount"] = _discounts(gamma, rows, end, n)
+    for name in seen:
+        base = records(given[name], field=name)
+        found[f"next_{name}"] = _following(name, base, given.get(f"next_{name}"), end, n, stack, np.zeros(rows, bool))
+    own = {*found, "terminated", "truncated"}
+    found.update({name: records(array, field=name) for name, array in given.items() if name not in own})
+    if steps:
+        found["steps"] = _looked_up(np.arange(n + 1, dtype=np.int64), rows, _steps, (end, n))
+    return Live(Dataset(found).map("reward", _return(gamma, n)), ring)
 
 
 def episodes(*flags: Any, seam: int | None = None) -> np.ndarray:
@@ -234,6 +294,12 @@ def _whole(what: str, value: Any) -> int:
     if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, np.integer)) or value < 1:
         raise ValueError(f"transitions: {what} must be a whole number of at least 1, got {value!r}")
     return int(value)
+
+
+def _gamma(gamma: Any) -> float:
+    if isinstance(gamma, (bool, np.bool_)) or not isinstance(gamma, (int, float, np.number)) or not 0 <= gamma <= 1:
+        raise ValueError(f"transitions: gamma must be a number from 0 to 1, got {gamma!r}")
+    return float(gamma)
 
 
 def _seam(seam: Any, n: int) -> int:
@@ -354,8 +420,16 @@ def _looked_up(table: np.ndarray, rows: int, locate: Any, params: tuple[Any, ...
     return Samples("table", (part,), table.dtype, table.dtype, (), (), Rows(rows), locate, params=params)
 
 
-def _return(powers: np.ndarray) -> Stage:
+def _discounts(gamma: float, rows: int, end: np.ndarray, n: int) -> Samples:
+    """Give gamma ** steps, or 0 after a termination: values kept beside the rows, a table and the place in it."""
+    table = np.concatenate([[0.0], np.power(gamma, np.arange(1, n + 1))]).astype(np.float32)
+    return _looked_up(table, rows, _bootstrap, (end, n))
+
+
+def _return(gamma: float, n: int) -> Stage:
+    powers = np.power(gamma, np.arange(n))
+
     def bind(spec: Spec) -> Bound:
         return Bound("sample", Spec(np.dtype(np.float32), ()), _discounted, (powers,))
 
-    return Stage(f"return({len(powers)})", bind)
+    return Stage(f"return({n})", bind)

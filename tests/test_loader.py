@@ -5,6 +5,7 @@ import gc
 import itertools
 import json
 import os
+import pickle
 import subprocess
 import sys
 import threading
@@ -16,6 +17,7 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
+from test_orders import ORDERS
 
 import jitloader as jl
 from jitloader import filling
@@ -183,16 +185,33 @@ def test_resume_is_exact(cut):
     assert head + list(itertools.islice(flow(second), 20 - cut)) == whole
 
 
-class Resuming(RuleBasedStateMachine):
-    """A run that is stopped and taken up again with other batch sizes, threads, prefetch and ranks at any time delivers
-    the rows of one order."""
+ANY_ORDER = [p.values[0] for p in ORDERS if p.id != "stratified"]  # which is laid out for the batches of each loader
 
-    @initialize(n=st.integers(1, 60), seed=st.integers(0, 3), shuffle=st.booleans())
-    def start(self, n, seed, shuffle):
-        self.n, self.seed, self.shuffle = n, seed, shuffle
-        self.state, self.epoch, self.seen = None, 0, []
-        self.orders = jl.Loader(data_of(n), n, shuffle=shuffle, seed=seed)
-        self.full = [list(b.i) for e in range(3) for b in self.orders]
+
+class Resuming(RuleBasedStateMachine):
+    """A run in any order that is stopped and taken up again with other batch sizes, threads, prefetch and ranks, or as it
+    was from a pickle, at any time delivers the rows of one order."""
+
+    @initialize(n=st.integers(1, 60), seed=st.integers(0, 3), order=st.sampled_from(ANY_ORDER))
+    def start(self, n, seed, order):
+        self.n, self.seed, self.order = n, seed, order(n)
+        self.state, self.epoch, self.seen, self.loaders = None, 0, [], []
+        whole = jl.Loader(data_of(n), n, order=self.order, seed=seed)
+        self.full = [[int(i) for b in whole for i in b.i] for _ in range(3)]
+
+    def made(self, batch, threads, prefetch, world):
+        found = []
+        for rank in range(world):
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                loader = jl.Loader(
+                    data_of(self.n), batch, order=self.order, seed=self.seed, threads=threads, prefetch=prefetch, rank=rank,
+                    world_size=world,
+                )  # fmt: skip
+            if self.state is not None:
+                loader.load_state_dict(self.state)
+            found.append(loader)
+        return found
 
     @rule(
         batch=st.integers(1, 9),
@@ -200,21 +219,16 @@ class Resuming(RuleBasedStateMachine):
         prefetch=st.integers(0, 3),
         world=st.integers(1, 4),
         take=st.integers(0, 5),
+        pickled=st.booleans(),
     )
-    def run(self, batch, threads, prefetch, world, take):
+    def run(self, batch, threads, prefetch, world, take, pickled):
         if self.epoch >= 3:
             return
-        made = []
-        for rank in range(world):
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                loader = jl.Loader(
-                    data_of(self.n), batch, shuffle=self.shuffle, seed=self.seed, threads=threads, prefetch=prefetch,
-                    rank=rank, world_size=world,
-                )  # fmt: skip
-            if self.state is not None:
-                loader.load_state_dict(self.state)
-            made.append((loader, iter(loader)))
+        if pickled and self.loaders:
+            self.loaders = [pickle.loads(pickle.dumps(loader)) for loader in self.loaders]
+        else:
+            self.loaders = self.made(batch, threads, prefetch, world)
+        made = [(loader, iter(loader)) for loader in self.loaders]
         for _ in range(take):  # all ranks take a batch each, in step
             batches = [next(it, None) for _, it in made]
             lengths = {0 if b is None else len(b.i) for b in batches}
@@ -226,11 +240,10 @@ class Resuming(RuleBasedStateMachine):
                 self.check_epoch()
                 return
             self.seen += [int(b.i[k]) for k in range(len(batches[0].i)) for b in batches]
-        if take:
-            self.state = made[0][0].state_dict()
-            if self.state["epoch"] > self.epoch:
-                self.epoch += 1
-                self.check_epoch()
+        self.state = made[0][0].state_dict()
+        if self.state["epoch"] > self.epoch:
+            self.epoch += 1
+            self.check_epoch()
 
     def finish(self, made, batches):
         """The uneven end of an epoch: rows of the ranks in turn, then the next epoch from its start."""
@@ -240,10 +253,11 @@ class Resuming(RuleBasedStateMachine):
         self.seen += [int(r[k]) for k in range(max(map(len, left))) for r in left if k < len(r)]
         self.epoch += 1
         self.check_epoch()
-        self.state = {**made[0][0].state_dict(), "epoch": self.epoch, "position": 0}
+        self.state = made[0][0].state_dict()
+        assert (self.state["epoch"], self.state["position"]) == (self.epoch, 0)
 
     def check_epoch(self):
-        assert self.seen == [int(i) for i in self.full[self.epoch - 1]]
+        assert self.seen == self.full[self.epoch - 1]
         self.seen = []
 
 
@@ -273,6 +287,101 @@ def test_a_state_that_does_not_belong_is_refused(change, part):
     del cut["epoch"]
     with pytest.raises(jl.StateError, match="epoch"):
         loader.load_state_dict(cut)
+
+
+@pytest.mark.parametrize(
+    "change, says",
+    [
+        ({"version": 99}, "the state has another version: 99, this loader has 1"),
+        ({"order": "sequential"}, "the state has another order: 'sequential', this loader has 'shuffled'"),
+        ({"rows": 24}, "the state has another rows: 24, this loader has 23"),
+        ({"seed": 8}, "the state has another seed: 8, this loader has 7"),
+        ({"position": -1}, "the state has position -1: a whole number of at least 0, at most 23"),
+        ({"position": 24}, "the state has position 24: a whole number of at least 0, at most 23"),
+        ({"position": True}, "the state has position True: a whole number of at least 0, at most 23"),
+        ({"epoch": "1"}, "the state has epoch '1': a whole number of at least 0"),
+        ({"order": None}, "the state has another order: None, this loader has 'shuffled'"),
+    ],
+)
+def test_an_edited_state_is_told_in_words(change, says):
+    """The exact message for each part; the loader stays where it was."""
+    loader = jl.Loader(data_of(23), 4, shuffle=True, seed=7)
+    before = loader.state_dict()
+    with pytest.raises(jl.StateError) as error:
+        loader.load_state_dict({**before, **change})
+    assert str(error.value) == says and loader.state_dict() == before
+    with pytest.raises(jl.StateError) as error:
+        loader.load_state_dict({k: v for k, v in before.items() if k not in ("seed", "rows")})
+    assert str(error.value) == "the state lacks 'rows', 'seed': it was cut or is not a loader's"
+    with pytest.raises(jl.StateError, match="^a state is a dict, got list$"):
+        loader.load_state_dict([before])
+
+
+def test_a_state_may_be_loaded_at_any_time():
+    """Twice, before and after iter, while an iterator is live, from the end of an epoch, into later epochs."""
+    loader = jl.Loader(data_of(23), 4, shuffle=True, seed=7)
+    first, second = rows(loader), rows(loader)
+    end = loader.state_dict()
+    loader.epoch = 0
+    it = iter(loader)
+    head = [next(it).i.tolist() for _ in range(2)]
+    state = loader.state_dict()
+    loader.load_state_dict(state)
+    loader.load_state_dict(state)
+    assert loader.state_dict() == state
+    again = iter(loader)
+    assert [b.i.tolist() for b in it] == first[2:]  # the live one goes on as it was
+    assert head + [b.i.tolist() for b in again] == first and rows(loader) == second
+    loader.load_state_dict(end)
+    third = rows(loader)
+    assert (end["epoch"], end["position"]) == (2, 0) and third not in (first, second)
+    loader.load_state_dict({**end, "epoch": 0, "position": 23})
+    assert rows(loader) == second
+    loader.load_state_dict(end)
+    assert rows(loader) == third
+
+
+def worst_share(batches, labels):
+    """The largest distance of a class's count in any batch from its share of the batch."""
+    shares = {c: (labels == c).mean() for c in set(labels.tolist())}
+    return max(abs((labels[b] == c).sum() - share * len(b)) for b in batches for c, share in shares.items() if len(b))
+
+
+@pytest.mark.parametrize("n, batch, world", [(1000, 32, 1), (1000, 32, 2), (1003, 7, 3), (97, 64, 2), (10, 8, 2), (3, 2, 4), (600, 60, 5)])
+def test_stratified_is_laid_out_for_the_batches_of_its_loader(n, batch, world):
+    """Each rank's batches have the shares to within one row; the short last ones of several ranks to within two."""
+    labels = np.minimum(np.random.default_rng(n).geometric(0.4, n), 6)
+    order = jl.stratified(labels)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        loaders = [jl.Loader(data_of(n), batch, order=order, seed=1, rank=r, world_size=world) for r in range(world)]
+    made = [list(rows(loader)) for loader in loaders]
+    assert sorted(itertools.chain(*itertools.chain(*made))) == list(range(n))
+    assert worst_share([b for r in made for b in r if len(b) == batch] or [[]], labels) < 1 if n >= batch * world else True
+    assert worst_share([b for r in made for b in r], labels) < (1 if world == 1 else 2)
+    assert rows(loaders[0]) != made[0] or n < 5
+
+
+def test_a_stratified_epoch_ends_as_it_was_begun():
+    """With another batch size the rest of the epoch comes in the order it was laid out; the next is laid out anew."""
+    labels = np.arange(300) % 7
+    order = jl.stratified(labels)
+    first = jl.Loader(data_of(300), 30, order=order)
+    whole = list(itertools.chain(*rows(jl.Loader(data_of(300), 30, order=order))))
+    it = iter(first)
+    seen = [i for _ in range(3) for i in next(it).i.tolist()]
+    other = jl.Loader(data_of(300), 14, order=jl.stratified(labels), threads=1)
+    other.load_state_dict(json.loads(json.dumps(first.state_dict())))
+    between = iter(other)
+    seen += next(between).i.tolist()
+    third = pickle.loads(pickle.dumps(other))
+    assert other.state_dict()["order"].endswith("@30x1")
+    assert seen + list(itertools.chain(*rows(third))) == whole
+    assert worst_share(rows(third), labels) < 1 and third.state_dict()["order"].endswith("@14x1")
+    with pytest.raises(jl.StateError, match="the state has another order"):
+        other.load_state_dict({**other.state_dict(), "order": "stratified(0, 0)@14x1"})
+    with pytest.raises(jl.StateError, match="the state has another order"):
+        other.load_state_dict({**other.state_dict(), "order": other.state_dict()["order"].replace("@30x1", "@0x1")})
 
 
 def test_a_state_of_other_rows_is_refused():

@@ -8,6 +8,7 @@ import math
 import pickle
 import random
 import re
+import threading
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -273,9 +274,9 @@ ROWS = [
         "statistics takes at least one row: the data has none",
     ),
     (
-        lambda: pickle.dumps(DATA.map("x", jl.clip(0, 1))),
+        lambda: pickle.dumps(DATA.apply(functools.partial(print, threading.Lock()))),
         TypeError,
-        "a data set with stages or access patterns does not pickle: pickle one of plain arrays, and link after",
+        "a data set does not pickle: cannot pickle '_thread.lock' object",
     ),
     (lambda: DATA.statistics("z"), KeyError, "no field 'z': there are x, y"),
 ]

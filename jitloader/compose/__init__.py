@@ -21,6 +21,7 @@ from ..spec import Spec
 from ..stages import Misfit, Stage, Step
 from .fuse import compose as compose
 from .nest import widen as widen
+from .program import FIXED as FIXED
 from .program import Failure as Failure
 from .program import Layout as Layout
 from .program import Output as Output

@@ -26,14 +26,16 @@ def compose(
     order_params: Sequence[Any],
     count: int,
     rows: str = "",
+    base: int | None = None,
 ) -> Program:
     """Write the program that fills batches of these fields, and of the row numbers under the name `rows` where given.
 
     `order(first, step, rows, *order_params)` gives rows for positions; `count` is the number of samples, against which
-    each row is checked.
+    each row is checked. With `base`, the data are one source of several: rows below 0 are another's and left alone, and
+    row numbers come out counted from `base`.
     """
     needed = _needed(steps, fields)
-    return _Fuser(sources, steps, fields, needed, count, rows).program(order, order_params)
+    return _Fuser(sources, steps, fields, needed, count, rows, base).program(order, order_params)
 
 
 def _needed(steps: Sequence[Step], fields: Sequence[str]) -> set[str]:
@@ -56,13 +58,14 @@ class _Fuser:
         needed: set[str],
         count: int,
         rows: str,
+        base: int | None,
     ) -> None:
         self.sources = {n: s for n, s in sources.items() if n in needed}
         self.steps = tuple(steps)
         self.active = [k for k, step in enumerate(steps) if needed & set(step.outputs)]
         self.suffix = {name: f"_{k}" for k, name in enumerate(self.sources)}  # of a field's variables
         self.code = Source()
-        self.count = self.code.argument(count)
+        self.count, self.base = self.code.argument(count), base
         self.flows: dict[str, Flow] = {}
         self.done: set[str] = set()  # outputs that a stage wrote by itself
         self.partner = ""  # what the names of a partner's row end in, while it is written
@@ -108,12 +111,16 @@ class _Fuser:
             add(f"{code.function(order)}(first + done * step, step, rows[:m]{given})")
             with block("for j in range(m):"):
                 add("r = rows[j]")
+                if self.base is not None:
+                    with block("if r < 0:"):
+                        add("continue")
                 add("error[1] = r; error[3] = done + j")
                 with block(f"if r < 0 or r >= {self.count}:"):
                     code.refuse(-1)
                 self._prefetch()
                 if self.rows:
-                    add(f"out{self.at[self.rows]}[place + done + j] = r")
+                    start = f" + {code.argument(self.base)}" if self.base else ""
+                    add(f"out{self.at[self.rows]}[place + done + j] = r{start}")
                 if any(b.random for k in self.active for b in self.steps[k].bound):
                     add("sample = subkey(key, r)")
                 for name, samples in self.sources.items():
@@ -563,6 +570,9 @@ class _Fuser:
             code.add(f"{code.function(order)}(first + done * step, step, rows[:m]{given})")
             with code.block("for j in range(m):"):
                 code.add("r = rows[j]")
+                if self.base is not None:
+                    with code.block("if r < 0:"):
+                        code.add("continue")
                 code.add("error[1] = r; error[3] = done + j")
                 with code.block(f"if r < 0 or r >= {self.count}:"):
                     code.refuse(-1)

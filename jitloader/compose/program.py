@@ -72,6 +72,10 @@ class Program(NamedTuple):
         kinds += [jit.typeof(a) for a in self.arguments]
         return tuple(kinds + [jit.Array(name, 1) for name, _ in self.scratch])
 
+    def worker(self, key: int, order: Sequence[Any]) -> Worker:
+        """Give one thread's hold on the program."""
+        return Worker(self, key, order)
+
     def load(self) -> jit.Kernel:
         """Give the program compiled."""
         return jit.load(self.function, self.signature(), name="fill")
@@ -319,8 +323,11 @@ class Spans:
         self.starts, self.extents = {k: room() for k in varied}, {k: room() for k in varied}
 
 
-def collect(program: Program, worker: Worker, first: int, step: int, count: int) -> tuple[list[Any], Failure | None]:
-    """Give the samples at positions first, first + step, ... as one batch of fresh arrays, and where that stopped."""
+def collect(program: Any, worker: Any, first: int, step: int, count: int) -> tuple[list[Any], Failure | None]:
+    """Give the samples at positions first, first + step, ... as one batch of fresh arrays, and where that stopped.
+
+    `program` and its `worker` are a Program and a Worker, or what behaves as they do.
+    """
     spans = Spans(program, count)
     if program.measure is not None:
         failed = worker.lengths(first, step, count, 0, spans)

@@ -40,13 +40,19 @@ def member_rows(
 
 
 def deal(
-    base: np.ndarray, extra: np.ndarray, tail: np.ndarray, batch: int, key: int, slots: np.ndarray, seen: np.ndarray
+    base: np.ndarray,
+    extra: np.ndarray,
+    tail: np.ndarray,
+    batch: int,
+    full: int,
+    key: int,
+    slots: np.ndarray,
+    seen: np.ndarray,
 ) -> None:
-    """Fill slots with batches of base[c] rows of class c, one more in extra[c] of them, then a rest of tail[c] rows.
+    """Fill slots with `full` batches of base[c] rows of class c, one more in extra[c] of them, then a rest of tail[c] rows.
 
     The extra rows are dealt class by class round the batches, so none gets two of a class and all get as many.
     """
-    full = slots.size // batch
     used = 0
     for c in range(base.size):
         for b in range(full):
@@ -74,10 +80,15 @@ def deal(
         seen[c] += 1
 
 
-def _dealt(sizes: np.ndarray, batch: int) -> np.ndarray:
-    """Give a schedule whose every batch has each class's share, rounded down or up, and so has the short rest."""
+def _dealt(sizes: np.ndarray, batch: int, world: int = 1) -> np.ndarray:
+    """Give a schedule whose every batch has each class's share, rounded down or up, and so has the short rest.
+
+    With several ranks, batches are those of a rank: of every `world` positions one is its own. What does not fill a
+    batch for each rank is dealt out in shorter ones.
+    """
     count = int(sizes.sum())
-    full, rest = divmod(count, batch)
+    full = count // (batch * world) * world
+    rest = count - full * batch
     least, most = batch * sizes // count, -(-batch * sizes // count)
     low = np.maximum(rest * sizes // count, sizes - full * most)
     high = np.minimum(-(-rest * sizes // count), sizes - full * least)
@@ -86,17 +97,39 @@ def _dealt(sizes: np.ndarray, batch: int) -> np.ndarray:
     tail[np.argsort(-wanted, kind="stable")[: rest - int(low.sum())]] += 1
     base, extra = (sizes - tail) // max(full, 1), (sizes - tail) % max(full, 1)
     slots, seen = np.empty(count, np.int64), np.empty(sizes.size, np.int64)
-    compiled(deal, base, extra, tail, batch, SALT, slots, seen)
+    compiled(deal, base, extra, tail, batch, full, SALT, slots, seen)
+    if world > 1:
+        parts, cut, size = [slots], full * batch, batch
+        if full:
+            parts = [slots[:cut].reshape(-1, world, batch).transpose(0, 2, 1).reshape(-1)]
+            if rest:
+                parts.append(_dealt(tail, max(rest // world, 1), world if rest >= world else 1))
+        elif rest >= world and rest // world < size:
+            parts = [_dealt(sizes, rest // world, world)]
+        slots = np.concatenate(parts) >> 32
+        compiled(number_draws, slots, seen)
     return slots
+
+
+def number_draws(slots: np.ndarray, seen: np.ndarray) -> None:
+    """Turn the class of each slot into class << 32 | its draw."""
+    for c in range(seen.size):
+        seen[c] = 0
+    for p in range(slots.size):
+        c = slots[p]
+        slots[p] = (c << 32) | seen[c]
+        seen[c] += 1
 
 
 def stratified(labels: Any, batch_size: int | None = None) -> Order:
     """Shuffle so that the classes keep their shares all along: each row once, each class in its own permutation.
 
     labels : one a row, numbers or strings.
-    batch_size : rows in a batch over all ranks. With it, each of those batches, the short last one included, has every
-        class's share rounded down or up: within one row. Left out, that holds for any batch size to less than two rows
-        (and to less than one with two classes): no order can keep every window of every length within one.
+    batch_size : rows in a batch over all ranks. Each of those batches, the short last one included, has every class's
+        share rounded down or up: within one row. Left out, a Loader lays the order out for its own batches, those of
+        each rank; a short last batch of one of several ranks may then be off by two. Without a loader, all runs of any
+        length keep the shares to less than two rows (and to less than one with two classes): no order can keep every
+        run of every length within one.
 
     Which class comes where is computed once, O(n log classes), and takes 8 bytes a row; the row numbers by class 4.
     Rows of a class are found by position, so an epoch starts and resumes in O(1). Raises ValueError where there are not
@@ -110,21 +143,25 @@ def stratified(labels: Any, batch_size: int | None = None) -> Order:
     """
     inverse, members, sizes = codes(labels, "stratified")
     batch = 0 if batch_size is None else whole(batch_size, "stratified(batch_size=)")
-    token = f"stratified({batch}, {jit.fingerprint(inverse)})"
-    state: list[Any] = []
+    same = jit.fingerprint(inverse)
+    counted = source_table(sizes, np.zeros_like(sizes))
 
-    def plan(count: int, seed: int, epoch: int) -> Positions:
-        same_length("stratified", members.size, count)
-        if not state:
-            slots = _dealt(sizes, batch) if batch and count else interleave(sizes)
-            state.append((slots, source_table(sizes, np.zeros_like(sizes))))
-        key = epoch_key(seed, epoch)
-        # Turned by another amount each epoch, so that no class keeps its places; batches that are laid out stay.
-        shift = 0 if batch else int(rng.randint(rng.subkey(key, -1), 0, max(count, 1)))
-        return Positions(member_rows, count, (shift, key, *state[0], members))
+    def laid(batch: int, world: int, sized: Any = None) -> Order:
+        state: list[Any] = []
 
-    name = f"stratified({sizes.size} classes{f', batch_size={batch}' if batch else ''})"
-    return Order(name, plan, token)
+        def plan(count: int, seed: int, epoch: int) -> Positions:
+            same_length("stratified", members.size, count)
+            if not state:
+                state.append(_dealt(sizes, batch, world) if batch and count else interleave(sizes))
+            key = epoch_key(seed, epoch)
+            # Turned by another amount each epoch, so that no class keeps its places; batches that are laid out stay.
+            shift = 0 if batch else int(rng.randint(rng.subkey(key, -1), 0, max(count, 1)))
+            return Positions(member_rows, count, (shift, key, state[0], counted, members))
+
+        name = f"stratified({sizes.size} classes{f', batch_size={batch * world}' if batch else ''})"
+        return Order(name, plan, f"stratified({batch}, {same})", sized)
+
+    return laid(batch, 1, None if batch else lambda batch, world: laid(batch, world))
 
 
 def balanced(labels: Any) -> Order:

@@ -64,6 +64,9 @@ class Stage(NamedTuple):
     def __repr__(self) -> str:
         return self.name
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Stage:
+        return self
+
     def __call__(self, array: Any, key: int = 0) -> np.ndarray:
         """Apply the stage to one plain sample, to try it out; random stages draw by `key`.
 

@@ -1,4 +1,4 @@
-"""Replay: a ring of rows that is written while others read it, and draws by priority from a tree of sums."""
+"""Draws by priority from a tree of sums."""
 
 # mypy: allow-untyped-calls
 # (the draws of rng.py are typed by their callers: Python integers here, 64-bit words in a kernel)
@@ -9,14 +9,13 @@ import math
 import operator
 import threading
 from collections.abc import Mapping
-from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from . import jit, rng
-from .errors import StateError
-from .jit import FLOAT, INT, Array
+from .. import jit, rng
+from ..errors import StateError
+from ..jit import FLOAT, INT, Array
 
 REPLAY = 0x5265706C  # keeps these draws apart from those of other rooms with the same seed
 VERSION = 1  # of the state
@@ -243,6 +242,11 @@ class Prioritized:
         self._beta = _exponent(value, "beta")
 
     @property
+    def step(self) -> int:
+        """How many batches were drawn."""
+        return self._step
+
+    @property
     def total(self) -> float:
         """The sum of priority ** alpha over all rows."""
         return float(self._sums[-1])
@@ -379,165 +383,3 @@ def _exponent(value: Any, name: str) -> float:
     if not 0.0 <= number < INF:
         raise ValueError(f"{name}={value}: must be a finite number, 0 or more")
     return number
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# The ring
-
-
-class Snapshot(NamedTuple):
-    """What a ring held at one moment: `length` rows from storage row `start` on, of `version` ever written."""
-
-    start: int
-    length: int
-    version: int
-
-
-class Ring:
-    """Keep the last `capacity` rows written: one array a field, overwritten in a circle.
-
-    A spec is a dtype, or a pair (dtype, shape of one row). One thread writes while any number read. A reader takes a
-    `snapshot`, reads what it wants of `fields` at `rows(logical, snapshot)`, and then asks `overwritten(snapshot)`: so
-    many of the snapshot's oldest rows may have changed under its eyes; all younger ones were read whole.
-
-    >>> ring = Ring(4, obs=("float32", (2,)), action="int64")
-    >>> ring.append(obs=[0.5, 1.5], action=7)
-    0
-    >>> ring.extend(obs=np.zeros((5, 2)), action=[1, 2, 3, 4, 5]).tolist()
-    [2, 3, 0, 1]
-    >>> len(ring), ring.seam, ring.fields["action"].tolist()
-    (4, 2, [4, 5, 2, 3])
-    >>> ring.fields["action"][ring.rows([0, 1, 2, 3])].tolist()
-    [2, 3, 4, 5]
-    """
-
-    def __init__(self, capacity: int, /, **specs: Any) -> None:
-        self._capacity = operator.index(capacity)
-        if self._capacity < 1:
-            raise ValueError(f"a ring of {capacity} rows: capacity must be at least 1")
-        if not specs:
-            raise ValueError("a ring without fields: name at least one, as in Ring(1000, reward='float32')")
-        arrays = {}
-        for name, spec in specs.items():
-            dtype, shape = spec if isinstance(spec, tuple) else (spec, ())
-            shape = (operator.index(shape),) if not isinstance(shape, (tuple, list)) else tuple(shape)
-            if np.dtype(dtype).hasobject:
-                raise TypeError(f"field {name}: {np.dtype(dtype)} is not of fixed size")
-            arrays[name] = np.zeros((self._capacity, *shape), dtype)
-        self._arrays = arrays
-        # (rows whose writing has begun, rows whose writing has ended), replaced as a whole: no reader sees half of it.
-        self._written = (0, 0)
-        self._lock = threading.Lock()
-
-    def __repr__(self) -> str:
-        fields = ", ".join(f"{name}={a.dtype} {a.shape[1:]}" for name, a in self._arrays.items())
-        return f"Ring({len(self)} of {self._capacity} rows, {fields})"
-
-    def __len__(self) -> int:
-        return min(self._written[1], self._capacity)
-
-    @property
-    def capacity(self) -> int:
-        """How many rows there can be."""
-        return self._capacity
-
-    @property
-    def fields(self) -> Mapping[str, np.ndarray]:
-        """The arrays themselves (capacity, ...), in storage order; rows not yet written are 0."""
-        return MappingProxyType(self._arrays)
-
-    @property
-    def seam(self) -> int:
-        """The storage row that is written next: the newest row lies just before it and, once full, the oldest in it.
-
-        A run of storage rows a .. b of written rows is a run in time where not a < seam <= b.
-        """
-        return self._written[1] % self._capacity
-
-    def append(self, **row: Any) -> int:
-        """Write one row, a value for each field, and give its storage row.
-
-        Raises ValueError on a field that is missing, unknown or of another shape, and on an integer that does not fit,
-        TypeError on values of another kind; nothing is written then.
-        """
-        values = self._check({name: np.asarray(value)[None] for name, value in row.items()})
-        return int(self._write(values, 1)[0])
-
-    def extend(self, **rows: Any) -> np.ndarray:
-        """Write many rows, (n, ...) values for each field, and give their storage rows, (n,) int64.
-
-        Of more rows than the ring can hold only the last are kept, and given. Raises what `append` raises, and
-        ValueError where fields have different numbers of rows; nothing is written then.
-        """
-        values = self._check({name: np.asarray(value) for name, value in rows.items()})
-        counts = {name: len(value) for name, value in values.items()}
-        if len(set(counts.values())) > 1:
-            raise ValueError(f"fields of different lengths: {', '.join(f'{k} {n}' for k, n in counts.items())}")
-        return self._write(values, next(iter(counts.values())))
-
-    def _check(self, values: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        if values.keys() != self._arrays.keys():
-            raise ValueError(f"a row has the fields {', '.join(self._arrays)}, not {', '.join(values) or 'none'}")
-        for name, array in self._arrays.items():
-            value = values[name]
-            if value.ndim < 1 or value.shape[1:] != array.shape[1:]:
-                raise ValueError(f"field {name}: rows are {array.shape[1:]}, not {value.shape[1:]}")
-            if np.can_cast(value.dtype, array.dtype, "safe") or value.size == 0:
-                continue
-            if value.dtype.kind in "iu" and array.dtype.kind in "iu":
-                limits = np.iinfo(array.dtype)
-                low, high = int(value.min()), int(value.max())
-                if low < limits.min or high > limits.max:
-                    raise ValueError(f"field {name}: {low if low < limits.min else high} does not fit {array.dtype}")
-            elif not np.can_cast(value.dtype, array.dtype, "same_kind"):
-                raise TypeError(f"field {name}: {value.dtype} does not go into {array.dtype}")
-        return values
-
-    def _write(self, values: dict[str, np.ndarray], n: int) -> np.ndarray:
-        with self._lock:
-            done = self._written[1]
-            kept = min(n, self._capacity)
-            first = (done + n - kept) % self._capacity
-            head = min(kept, self._capacity - first)
-            self._written = (done + n, done)
-            for name, array in self._arrays.items():
-                value = values[name]
-                array[first : first + head] = value[n - kept : n - kept + head]
-                array[: kept - head] = value[n - kept + head :]
-            self._written = (done + n, done + n)
-        return (first + np.arange(kept, dtype=np.int64)) % self._capacity
-
-    def snapshot(self) -> Snapshot:
-        """Give what is there now, without rows that are being overwritten."""
-        begun, done = self._written
-        oldest = min(done, max(0, begun - self._capacity))
-        return Snapshot(oldest % self._capacity, done - oldest, done)
-
-    def rows(self, logical: Any, snapshot: Snapshot | None = None) -> np.ndarray:
-        """Give the storage rows of logical rows, counted from the oldest (0) of a snapshot (of now by default).
-
-        Raises IndexError outside 0 .. length - 1.
-        """
-        start, length, _ = snapshot if snapshot is not None else self.snapshot()
-        logical = np.asarray(logical)
-        if logical.size == 0:
-            return np.zeros(logical.shape, np.int64)
-        if logical.dtype.kind not in "iu":
-            raise TypeError(f"rows must be integers, not {logical.dtype}")
-        if logical.min() < 0 or logical.max() >= length:
-            bad = logical.min() if logical.min() < 0 else logical.max()
-            raise IndexError(f"row {bad} is outside 0 .. {length - 1}" if length else f"row {bad} of an empty ring")
-        rows: np.ndarray = (start + logical.astype(np.int64)) % self._capacity
-        return rows
-
-    def overwritten(self, snapshot: Snapshot) -> int:
-        """Give how many of the snapshot's oldest rows have been, or are being, written over since it was taken."""
-        oldest = snapshot.version - snapshot.length
-        return min(snapshot.length, max(0, self._written[0] - self._capacity - oldest))
-
-    def __getstate__(self) -> dict[str, Any]:
-        with self._lock:  # a copy is of whole rows
-            return {k: v for k, v in self.__dict__.items() if k != "_lock"}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, _lock=threading.Lock())

@@ -1,0 +1,5 @@
+"""Replay: a ring of rows that is written while others read it, and draws by priority."""
+
+from .ring import Ring as Ring
+from .ring import Snapshot as Snapshot
+from .tree import Prioritized as Prioritized

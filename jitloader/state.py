@@ -1,0 +1,59 @@
+"""What a saved state must say before a loader goes on from it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from . import jit
+from .errors import StateError
+
+VERSION = 1
+
+
+def fingerprint(data: Any) -> str:
+    """Hash what the rows of a data set are: fields, types, counts, stages and (sampled) row selections, not contents."""
+    parts: list[Any] = [len(data)]
+    for one in data.datasets:
+        for name, samples in one.sources.items():
+            table = samples.rows.table
+            some = None if table is None else table[:: max(1, len(table) // 4096)]
+            parts += [name, samples.name, str(samples.spec), samples.rows.start, samples.rows.step, some]
+        parts += [(step.stage.name, step.fields) for step in one.steps]
+    return jit.fingerprint(*parts)[:16]
+
+
+def laid_out(token: str, layout: tuple[int, int] | None) -> str:
+    """Tell an order that was laid out for (batch size, ranks)."""
+    return token if layout is None else f"{token}@{layout[0]}x{layout[1]}"
+
+
+def layout_of(token: str) -> tuple[int, int] | None:
+    """Give the layout that a token tells, None where it tells none."""
+    size, _, world = token.rpartition("@")[2].partition("x")
+    if not (size.isdecimal() and world.isdecimal() and int(size) and int(world)):
+        return None
+    return int(size), int(world)
+
+
+def check_state(state: Any, own: dict[str, Any], positions: int) -> None:
+    """Raise StateError, naming the part, where a state is not of this loader or was cut or edited.
+
+    `own` is the loader's state now; an order that is laid out may be for batches of another size.
+    """
+    if not isinstance(state, dict):
+        raise StateError(f"a state is a dict, got {type(state).__name__}")
+    missing = sorted(set(own) - set(state))
+    if missing:
+        raise StateError(f"the state lacks {', '.join(map(repr, missing))}: it was cut or is not a loader's")
+    for part in ("version", "order", "rows", "fingerprint", "seed"):
+        came, have = state[part], own[part]
+        if part == "order" and isinstance(came, str) and layout_of(came) is not None and layout_of(have) is not None:
+            came, have = came.rpartition("@")[0], have.rpartition("@")[0]
+        if came != have:
+            raise StateError(f"the state has another {part}: {state[part]!r}, this loader has {own[part]!r}")
+    for part, top in (("epoch", None), ("position", positions)):
+        value = state[part]
+        if isinstance(value, bool) or not isinstance(value, int) or value < 0 or (top is not None and value > top):
+            raise StateError(
+                f"the state has {part} {value!r}: a whole number of at least 0" + (f", at most {top}" if top else "")
+            )
