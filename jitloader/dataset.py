@@ -16,7 +16,8 @@ import numpy as np
 from . import batches, blame, compose, jit, passes, pickling, python, rng, storage
 from .compose import decoded
 from .errors import PipelineError
-from .orders.base import Order, Positions, table_rows
+from .orders import Order, Positions, shuffled
+from .orders.base import table_rows
 from .passes import Statistics
 from .ranks import whole_number
 from .rng import epoch_key
@@ -126,14 +127,39 @@ class Dataset:
         return "\n".join(lines)
 
     def explain(self) -> str:
-        """Tell how the chain runs: bytes a row, which stages fused into which loop, and the scratch each thread holds."""
-        program = self.program(compose.only_row, ())
-        lines = [repr(self)]
-        for output in program.outputs:
-            lines.append(f"  {output.name}: {output.spec.nbytes:,} bytes a row")
-        lines += [f"  loop: {note}" for note in program.notes]
+        """Tell how the chain runs: bytes a row in and out, which stages fused into which loop and in what form, the scratch
+        each thread holds, and where the kernel of a shuffled Loader is: ready, on disk, or to be compiled.
+
+        >>> import numpy as np, jitloader as jl
+        >>> print(jl.Dataset(x=np.zeros((10, 4), "uint8")).map("x", jl.scale(), jl.clip(0, 0.5)).explain())
+        ... # doctest: +ELLIPSIS
+        Dataset of 10 rows
+          x: records uint8 (4,) -> scale -> float32 (4,) -> clip(0, 0.5) -> float32 (4,)
+          in: x 4 bytes a row
+          out: x 16 bytes a row
+          loop: scale + clip(0, 0.5): one loop nest over 4
+          scratch: 0 bytes a thread
+          kernel: ...
+        """
+        positions = shuffled.plan(len(self), 0, 0)
+        program = self.program(positions.kernel, positions.params)
+        used = {*self._fields, *(name for step in self._steps for name in step.fields)}
+
+        def told(specs: Mapping[str, Spec]) -> str:
+            each = (f"{n} {'varies' if s.ragged else f'{s.nbytes:,} bytes'}" for n, s in specs.items())
+            return ", ".join(each) + " a row"
+
         scratch = sum(np.dtype(name).itemsize * size for name, size in program.scratch)
-        return "\n".join([*lines, f"  scratch: {scratch:,} bytes a thread"])
+        return "\n".join(
+            [
+                repr(self),
+                "  in: " + told({n: s.spec for n, s in self._sources.items() if n in used}),
+                "  out: " + told(self.spec),
+                *(f"  loop: {note}" for note in program.notes),
+                f"  scratch: {scratch:,} bytes a thread",
+                f"  kernel: {jit.whereabouts(program.function, program.signature())}",
+            ]
+        )
 
     # -- linking ------------------------------------------------------------------------------------------------------
 

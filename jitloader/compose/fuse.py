@@ -272,7 +272,8 @@ class _Fuser:
             elif bound.kind == "choice":
                 self._choose(step, number, key, name, before, bound)
             else:
-                self.flows[name] = self._link(self.flows[name], step, number, which, key)
+                flow = self.flows[name] = self._link(self.flows[name], step, number, which, key)
+                flow.names = [*flow.names, step.stage.name]
         for name, bound in list(zip(step.outputs, step.bound, strict=True))[len(step.fields) :]:
             self._beside(step.fields[0], name, bound)
 
@@ -358,6 +359,7 @@ class _Fuser:
         scratch = "".join(f", {code.own(dtype, size)}" for dtype, size in bound.scratch)
         add(f"{code.function(bound.kernel)}({', '.join(names)}, {key}{scratch}{code.given(bound.params)})")
         self.flows.update(made)
+        code.notes.append(f"{step.stage.name}: one pass over the sample")
 
     def _target(self, name: str, number: int, out: Spec, made: dict[str, Flow]) -> tuple[str, str]:
         """Give where a step writes a whole sample: the batch where it is the last, else scratch, to flow on from."""
@@ -394,7 +396,9 @@ class _Fuser:
                     self._sample(step, number, own, [name], [before], [name], [inner], into)
                 else:
                     alone = step._replace(stage=stage, fields=(name,), before=(before,), bound=(inner,))
-                    flush(code, self._link(self.flows[name], alone, number, 0, own), *into, inner.out)
+                    flow_k = self._link(self.flows[name], alone, number, 0, own)
+                    flow_k.names = [*flow_k.names, stage.name]
+                    flush(code, flow_k, *into, inner.out)
         self.flows[name] = flow
 
     def _cut(self, flow: Flow, spec: Spec) -> Flow:
@@ -423,7 +427,7 @@ class _Fuser:
                 shape = (*shape, before.dtype.itemsize)  # the bytes of items of odd size
             if flow.plain:
                 new = Flow(flow.var, flow.base, flow.dtype, shape, contiguous(shape))
-                new.logical = flow.logical
+                new.logical, new.names = flow.logical, flow.names
                 return new
             if flow.shape is not None:
                 flow = self._cut(flow, before)

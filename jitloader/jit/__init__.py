@@ -27,6 +27,7 @@ from .kernel import load as load
 from .kernel import loop_in_parallel as loop_in_parallel
 from .kernel import parallel_safe as parallel_safe
 from .kernel import plain as plain
+from .kernel import whereabouts as whereabouts
 from .kinds import FLOAT as FLOAT
 from .kinds import INT as INT
 from .kinds import Array as Array

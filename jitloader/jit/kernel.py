@@ -225,6 +225,17 @@ def load(function: Callable[..., Any], signature: Sequence[Type], *, parallel: b
     return kernel
 
 
+def whereabouts(function: Callable[..., Any], signature: Sequence[Type]) -> str:
+    """Say where a function's kernel is: in this process (and how it came there), on disk, or nowhere yet."""
+    if disabled():
+        return "none: plain Python, by NUMBA_DISABLE_JIT"
+    key = fingerprint(function, tuple(signature), False, platform())
+    if key in _loaded:
+        return f"ready ({'compiled by this process' if _loaded[key].origin == 'compiled' else 'from disk'})"
+    folder = cache_folder()
+    return "on disk" if folder and (folder / f"{key[:40]}.kernel").exists() else "not compiled yet"
+
+
 def _link(meta: dict[str, Any], code: bytes) -> tuple[Any, Any] | None:
     """Link object code into this process; None where it needs a symbol that cannot be found (LLVM would abort)."""
     import llvmlite.binding as llvm
