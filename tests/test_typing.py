@@ -38,7 +38,7 @@ order: jl.Order = jl.weighted(np.ones(100))
 '''
 
 SLIPS = {
-    "jl.Loader([1, 2], 4)": 'Argument 1 to "Loader" has incompatible type "list[int]"; expected "Dataset"',
+    "jl.Loader([1, 2], 4)": 'Argument 1 to "Loader" has incompatible type "list[int]"; expected "Dataset | Mix | Live"',
     "jl.Loader(data, 4, shufle=True)": 'Unexpected keyword argument "shufle" for "Loader"',
     "data.mapp": '"Dataset" has no attribute "mapp"',
     "jl.random_crop()": 'Missing positional argument "size" in call to "random_crop"',
