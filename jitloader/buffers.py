@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -20,12 +21,13 @@ ALIGN = 64  # bytes: a cache line, and what JAX wants for taking a buffer withou
 class Slot:
     """Room for some rows of every field: flat arrays over buffers of the slot's own."""
 
-    __slots__ = ("_allocate", "_whole", "addresses", "baseline", "busy", "flat", "owners", "rows", "spans")
+    __slots__ = ("_allocate", "_whole", "addresses", "baseline", "flat", "owners", "rows", "spans", "user")
 
     def __init__(
         self, rows: int, kinds: Sequence[tuple[np.dtype, int]], allocate: Callable[[int], np.ndarray] | None = None
     ) -> None:
-        self.rows, self.busy = rows, False
+        self.rows = rows
+        self.user: Callable[[], Any] | None = None  # who fills it or hands it out, as a weak reference
         self._allocate = allocate or _memory
         self.owners: list[np.ndarray] = []
         self.flat: list[np.ndarray] = []
@@ -60,7 +62,9 @@ class Slot:
     def shaped(self, outputs: Sequence[Any], shape: Callable[[Any, np.ndarray, int], np.ndarray]) -> list[np.ndarray]:
         """Give the buffers as the arrays of `rows` rows that users see: slices of these are what is handed out."""
         if self._whole is None:
+            self.baseline = []
             self._whole = [shape(o, flat, self.rows) for o, flat in zip(outputs, self.flat, strict=True)]
+        if not self.baseline:  # an interrupt may have come between
             self.settle()
         return self._whole
 
@@ -68,6 +72,15 @@ class Slot:
         """Note the counts of a slot that nobody holds; not in `__init__`, whose own names still refer to buffers."""
         self.baseline = _counts(self.owners)
         return self
+
+    @property
+    def busy(self) -> bool:
+        """Whether who took it is still there and has not given it back: one that an interrupt made away with counts as gone."""
+        return self.user is not None and self.user() is not None
+
+    def give_back(self) -> None:
+        """Let others take it as soon as nobody holds a view of it."""
+        self.user = None
 
     @property
     def free(self) -> bool:
@@ -98,19 +111,19 @@ class Pool:
         self.made = 0  # slots allocated so far
         self.poison = False  # fill freed slots with garbage before reuse, to find readers that should not be there
 
-    def take(self) -> Slot:
-        """Give a slot nobody uses, marked busy: clear `busy` when its batches are handed out."""
+    def take(self, user: Any) -> Slot:
+        """Give a slot nobody uses to `user`, for as long as that lives or until it is given back."""
         with self._lock:
             if counts_are_exact():
                 for slot in self._slots:
                     if slot.free:
-                        slot.busy = True
+                        slot.user = weakref.ref(user)
                         if self.poison:
                             for owner in slot.owners:
                                 owner[:] = 0xA5
                         return slot
             slot = self._make().settle()
-            slot.busy = True
+            slot.user = weakref.ref(user)
             self.made += 1
             if counts_are_exact():
                 held = [k for k, s in enumerate(self._slots) if not s.busy]

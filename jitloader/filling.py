@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from . import compose, jit
-from .buffers import Slot
+from .buffers import Pool
 from .dataset import Dataset
 from .live import Live
 from .mixing import Mix
@@ -29,11 +29,11 @@ class Unit:
 
     __slots__ = (
         "batches", "begun", "cancelled", "done", "failed", "fill_seconds", "layouts", "problem", "ready", "rows", "slot",
-        "start", "take", "thread",
+        "start", "take", "thread", "__weakref__",
     )  # fmt: skip
 
-    def __init__(self, slot: Slot, start: int, rows: int) -> None:
-        self.slot, self.start, self.rows = slot, start, rows
+    def __init__(self, pool: Pool, start: int, rows: int) -> None:
+        self.start, self.rows = start, rows
         self.ready, self.take = threading.Lock(), threading.Lock()
         self.ready.acquire()
         self.done = self.cancelled = False
@@ -43,6 +43,7 @@ class Unit:
         self.batches: list[Any] | None = None  # finished batches, where Python functions were applied
         self.begun = self.fill_seconds = 0.0
         self.thread = 0
+        self.slot = pool.take(self)
 
 
 class Plan:
@@ -149,7 +150,7 @@ def _work(jobs: queue.SimpleQueue[Unit | None], plan: Plan) -> None:
                 unit.problem = problem
         unit.done = True
         if unit.cancelled:
-            unit.slot.busy = False
+            unit.slot.give_back()
         unit.ready.release()
         del unit
 
@@ -219,7 +220,7 @@ class Team:
         for unit in units:
             unit.cancelled = True
             if unit.done or self.pid != own():
-                unit.slot.busy = False
+                unit.slot.give_back()
         units.clear()
         if self.pid != own():
             return

@@ -258,7 +258,7 @@ class Loader:
             while True:
                 asked = meter.asks(tally)
                 while scheduled < total and len(units) <= (ahead if threads else 0):
-                    unit = Unit(pool.take(), scheduled, min(many * size, total - scheduled))
+                    unit = Unit(pool, scheduled, min(many * size, total - scheduled))
                     units.append(unit)
                     scheduled += unit.rows
                     if threads:
@@ -284,7 +284,7 @@ class Loader:
                         yield make([a[low:high] for a in whole])
                 if unit.failed is not None or unit.problem is not None:
                     raise self._error(unit, plan, epoch)
-                slot.busy = False
+                slot.give_back()
                 units.popleft()
                 del unit, slot, whole
         finally:
