@@ -4,7 +4,18 @@ Rows are 8 float32 of one broadcast row, so that what is measured is the order, 
 what their memory costs. `python benchmarks/test_scale.py` draws the table as `benchmarks/scale.svg` (needs matplotlib).
 
 Measured on 2 shared cores (Emerald Rapids VM, 2026-12-01), median ns a row of 2,000,000 in batches of 4096:
-SCALE_TABLE
+
+| rows | sequential | shuffled | blocks(256, 4096) |
+|---|---|---|---|
+| 10,000 | 17.0 | 21.8 | 185 |
+| 100,000 | 4.7 | 10.2 | 78 |
+| 1,000,000 | 6.2 | 6.7 | 29 |
+| 10,000,000 | 3.8 | 6.0 | 28 |
+| 100,000,000 | 3.7 | 5.8 | 28 |
+
+An epoch of 10,000 rows is over in 0.2 ms, most of which is its start; `blocks` needs more rounds of its cipher for few
+blocks. By batch size, 1,000,000 rows shuffled: 64: 28.3, 256: 12.1, 1024: 7.2, 4096: 6.7, 16,384: 6.1, 65,536: 5.9 (the
+1 us of Python a batch).
 """
 
 from __future__ import annotations

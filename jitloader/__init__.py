@@ -31,6 +31,7 @@ from .orders import stratified as stratified
 from .orders import weighted as weighted
 from .packing import Packs as Packs
 from .packing import pack as pack
+from .pictures import show as show
 from .quality import Quality as Quality
 from .ragged import ragged as ragged
 from .replay import Prioritized as Prioritized
@@ -43,6 +44,7 @@ from .rng import uniform as uniform
 from .samples import records as records
 from .spec import Spec as Spec
 from .stages import Stage as Stage
+from .stages import batch_stage as batch_stage
 from .stages import brightness as brightness
 from .stages import cast as cast
 from .stages import center_crop as center_crop
@@ -50,6 +52,7 @@ from .stages import channels_first as channels_first
 from .stages import channels_last as channels_last
 from .stages import clip as clip
 from .stages import contrast as contrast
+from .stages import cutmix as cutmix
 from .stages import elementwise as elementwise
 from .stages import fill_nan as fill_nan
 from .stages import flatten as flatten
@@ -57,6 +60,7 @@ from .stages import gaussian_noise as gaussian_noise
 from .stages import jitter as jitter
 from .stages import log1p as log1p
 from .stages import lookup as lookup
+from .stages import mixup as mixup
 from .stages import normalize as normalize
 from .stages import one_hot as one_hot
 from .stages import pad as pad

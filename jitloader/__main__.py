@@ -14,6 +14,8 @@ import numpy as np
 
 import jitloader as jl
 
+from .tables import size_of, text_table
+
 ROUNDS = 5
 BATCH = 64  # of the demo
 MOST = 1 << 30  # bytes of rows that one round of `bench` goes through
@@ -31,6 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     demo.add_argument("--epochs", type=positive, default=30, help="epochs to train (default: %(default)s)")
     look = commands.add_parser("inspect", help="show the fields, dtypes, shapes and sizes of a data set")
     look.add_argument("path", metavar="PATH", help="a .npy file, a folder of them, or what else jl.open reads")
+    look.add_argument("--values", action="store_true", help="read all rows, and show counts, moments and histograms")
     rate = commands.add_parser("bench", help="time a shuffled epoch beside np.take and a memcpy of the same bytes")
     rate.add_argument("path", metavar="PATH", help="as for inspect")
     rate.add_argument("--batch-size", type=positive, default=1024, help="rows a batch (default: %(default)s)")
@@ -39,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if given.command == "demo":
             run_demo(given.epochs)
         elif given.command == "inspect":
-            inspect(given.path)
+            inspect(given.path, given.values)
         else:
             bench(given.path, given.batch_size)
     except Failure as error:
@@ -68,23 +71,8 @@ def opened(path: str) -> jl.Dataset:
 # inspect
 
 
-def size_of(nbytes: int) -> str:
-    """Give a number of bytes as people read it.
-
-    >>> size_of(1000), size_of(14376), size_of(602_112_000)
-    ('1,000 B', '14.4 kB', '602.1 MB')
-    """
-    if nbytes < 10_000:
-        return f"{nbytes:,} B"
-    value, units = float(nbytes), iter(("kB", "MB", "GB", "TB", "PB"))
-    unit = "B"
-    while value >= 1000:
-        value, unit = value / 1000, next(units)
-    return f"{value:.1f} {unit}"
-
-
-def inspect(path: str) -> None:
-    """Print a line for each field: its name, dtype, shape of a row and size."""
+def inspect(path: str, values: bool = False) -> None:
+    """Print a line for each field: its name, dtype, shape of a row and size; and what its numbers are."""
     data = opened(path)
     lines = [("field", "dtype", "row", "bytes a row", "size")]
     total = 0
@@ -93,10 +81,10 @@ def inspect(path: str) -> None:
         row = "varies" if spec.ragged else f"{spec.nbytes:,}"
         lines.append((name, str(spec.dtype), str(spec).partition(" ")[2], row, size_of(samples.nbytes)))
         total += samples.nbytes
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     print(f"{path}: {len(data):,} rows, {len(data.fields)} fields, {size_of(total)}")
-    for line in lines:
-        print("  " + "  ".join(text.ljust(w) for text, w in zip(line, widths, strict=True)).rstrip())
+    print(text_table(lines))
+    if values:
+        print(data.describe())
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -127,6 +115,7 @@ def bench(path: str, batch_size: int) -> None:
     width = max(map(len, ways))
     for name, seconds in medians.items():
         print(f"  {name.ljust(width)}  {rows / seconds:14,.0f} rows/s  {rows * row / seconds / 1e9:7.2f} GB/s")
+    print(f"  {loader.report().verdict}")
 
 
 def drain(batches: Any) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -20,22 +21,27 @@ ALIGN = 64  # bytes: a cache line, and what JAX wants for taking a buffer withou
 class Slot:
     """Room for some rows of every field: flat arrays over buffers of the slot's own."""
 
-    __slots__ = ("_whole", "addresses", "baseline", "busy", "flat", "owners", "rows")
+    __slots__ = ("_allocate", "_whole", "addresses", "baseline", "flat", "owners", "rows", "spans", "user")
 
-    def __init__(self, rows: int, kinds: Sequence[tuple[np.dtype, int]]) -> None:
-        self.rows, self.busy = rows, False
+    def __init__(
+        self, rows: int, kinds: Sequence[tuple[np.dtype, int]], allocate: Callable[[int], np.ndarray] | None = None
+    ) -> None:
+        self.rows = rows
+        self.user: Callable[[], Any] | None = None  # who fills it or hands it out, as a weak reference
+        self._allocate = allocate or _memory
         self.owners: list[np.ndarray] = []
         self.flat: list[np.ndarray] = []
         self.addresses: list[int] = []
         self.baseline: list[int] = []
         self._whole: list[np.ndarray] | None = None
+        self.spans: Any = None  # where rows that vary lie in it
         for dtype, size in kinds:
             self._add(rows * size, dtype)
 
     def _add(self, items: int, dtype: np.dtype) -> None:
         nbytes = items * dtype.itemsize
         try:
-            owner = np.empty(nbytes + ALIGN, np.uint8)
+            owner = self._allocate(nbytes + ALIGN)
         except MemoryError:
             raise MemoryError(
                 f"no memory for a batch buffer of {nbytes:,} bytes ({self.rows:,} rows): use a smaller batch_size"
@@ -49,14 +55,16 @@ class Slot:
         """Make buffer k hold at least so many items, in fresh memory where it does not."""
         if self.flat[k].size >= items:
             return
-        other = Slot(self.rows, [])
+        other = Slot(self.rows, [], self._allocate)
         other._add(items + items // 4, self.flat[k].dtype)
         self.owners[k], self.flat[k], self.addresses[k] = other.owners[0], other.flat[0], other.addresses[0]
 
     def shaped(self, outputs: Sequence[Any], shape: Callable[[Any, np.ndarray, int], np.ndarray]) -> list[np.ndarray]:
         """Give the buffers as the arrays of `rows` rows that users see: slices of these are what is handed out."""
         if self._whole is None:
+            self.baseline = []
             self._whole = [shape(o, flat, self.rows) for o, flat in zip(outputs, self.flat, strict=True)]
+        if not self.baseline:  # an interrupt may have come between
             self.settle()
         return self._whole
 
@@ -66,9 +74,22 @@ class Slot:
         return self
 
     @property
+    def busy(self) -> bool:
+        """Whether who took it is still there and has not given it back: one that an interrupt made away with counts as gone."""
+        return self.user is not None and self.user() is not None
+
+    def give_back(self) -> None:
+        """Let others take it as soon as nobody holds a view of it."""
+        self.user = None
+
+    @property
     def free(self) -> bool:
         """Whether nobody, inside or outside, uses the slot."""
         return not self.busy and _counts(self.owners) == self.baseline
+
+
+def _memory(nbytes: int) -> np.ndarray:
+    return np.empty(nbytes, np.uint8)
 
 
 def _counts(owners: list[np.ndarray]) -> list[int]:
@@ -90,19 +111,19 @@ class Pool:
         self.made = 0  # slots allocated so far
         self.poison = False  # fill freed slots with garbage before reuse, to find readers that should not be there
 
-    def take(self) -> Slot:
-        """Give a slot nobody uses, marked busy: clear `busy` when its batches are handed out."""
+    def take(self, user: Any) -> Slot:
+        """Give a slot nobody uses to `user`, for as long as that lives or until it is given back."""
         with self._lock:
             if counts_are_exact():
                 for slot in self._slots:
                     if slot.free:
-                        slot.busy = True
+                        slot.user = weakref.ref(user)
                         if self.poison:
                             for owner in slot.owners:
                                 owner[:] = 0xA5
                         return slot
             slot = self._make().settle()
-            slot.busy = True
+            slot.user = weakref.ref(user)
             self.made += 1
             if counts_are_exact():
                 held = [k for k, s in enumerate(self._slots) if not s.busy]
@@ -110,6 +131,12 @@ class Pool:
                     del self._slots[held[0]]
                 self._slots.append(slot)
             return slot
+
+    def usage(self) -> tuple[int, int, int]:
+        """Give how many slots there are, how many of them are in use, and the bytes of all."""
+        with self._lock:
+            held = sum(not slot.free for slot in self._slots)
+            return len(self._slots), held, sum(owner.nbytes for slot in self._slots for owner in slot.owners)
 
     def clear(self) -> None:
         """Forget all slots; batches in users' hands stay valid."""

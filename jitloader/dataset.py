@@ -9,14 +9,15 @@ import numbers
 import operator
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from . import blame, compose, jit, passes, pickling, python, rng, storage
+from . import batches, blame, compose, jit, passes, pickling, python, rng, storage
 from .compose import decoded
 from .errors import PipelineError
-from .orders.base import Order, Positions, table_rows
+from .orders import Order, Positions, shuffled
+from .orders.base import table_rows
 from .passes import Statistics
 from .ranks import whole_number
 from .rng import epoch_key
@@ -24,6 +25,9 @@ from .samples import Rows, Samples, as_indices, join, records
 from .spec import Spec
 from .stages import Bound, Misfit, Stage, Step, as_stage, cast
 from .stages.stage import caller
+
+if TYPE_CHECKING:
+    from .describe import Description
 
 SELECT = 1  # the salt under which split draws
 
@@ -41,7 +45,7 @@ class Dataset:
     float32 (3, 8, 8)
     """
 
-    __slots__ = ("_batch", "_fields", "_python", "_sources", "_steps", "_watches", "_programs")
+    __slots__ = ("_batch", "_fields", "_python", "_sources", "_steps", "_watches", "_programs", "_drawn")
 
     def __init__(self, fields: Mapping[str, Any] | None = None, /, **named: Any) -> None:
         if fields is not None and not hasattr(fields, "keys"):
@@ -66,8 +70,9 @@ class Dataset:
     def _set(self, sources: dict[str, Samples], steps: tuple[Step, ...], fields: tuple[str, ...]) -> None:
         self._sources, self._steps, self._fields = sources, steps, fields
         self._batch = python.batch_type(fields)
-        self._python: tuple[python.Applied, ...] = ()
+        self._python: tuple[python.Applied | batches.Mixed, ...] = ()
         self._watches = ()
+        self._drawn = 0  # the salts of stages that ran before a cache
         self._programs: dict[Any, compose.Program] = {}
 
     def _with(
@@ -78,7 +83,7 @@ class Dataset:
     ) -> Dataset:
         new = object.__new__(Dataset)
         new._set(sources or self._sources, self._steps if steps is None else steps, fields or self._fields)
-        new._python, new._watches = self._python, self._watches
+        new._python, new._watches, new._drawn = self._python, self._watches, self._drawn
         return new
 
     def verify(self) -> None:
@@ -118,34 +123,65 @@ class Dataset:
                     )
                     text += f" {step.stage.name} -> {step.bound[step.outputs.index(name)].out}"
             lines.append(text)
-        lines += [
-            f"  -> {made.name} (Python, {'a row' if made.rowwise else 'a batch'} at a time)" for made in self._python
-        ]
+        lines += [f"  -> {made.name} ({made.how} at a time)" for made in self._python]
         return "\n".join(lines)
 
     def explain(self) -> str:
-        """Tell how the chain runs: bytes a row, which stages fused into which loop, and the scratch each thread holds."""
-        program = self.program(compose.only_row, ())
-        lines = [repr(self)]
-        for output in program.outputs:
-            lines.append(f"  {output.name}: {output.spec.nbytes:,} bytes a row")
-        lines += [f"  loop: {note}" for note in program.notes]
+        """Tell how the chain runs: bytes a row in and out, which stages fused into which loop and in what form, the scratch
+        each thread holds, and where the kernel of a shuffled Loader is: ready, on disk, or to be compiled.
+
+        >>> import numpy as np, jitloader as jl
+        >>> print(jl.Dataset(x=np.zeros((10, 4), "uint8")).map("x", jl.scale(), jl.clip(0, 0.5)).explain())
+        ... # doctest: +ELLIPSIS
+        Dataset of 10 rows
+          x: records uint8 (4,) -> scale -> float32 (4,) -> clip(0, 0.5) -> float32 (4,)
+          in: x 4 bytes a row
+          out: x 16 bytes a row
+          loop: scale + clip(0, 0.5): one loop nest over 4
+          scratch: 0 bytes a thread
+          kernel: ...
+        """
+        positions = shuffled.plan(len(self), 0, 0)
+        program = self.program(positions.kernel, positions.params)
+        used = {*self._fields, *(name for step in self._steps for name in step.fields)}
+
+        def told(specs: Mapping[str, Spec]) -> str:
+            each = (f"{n} {'varies' if s.ragged else f'{s.nbytes:,} bytes'}" for n, s in specs.items())
+            return ", ".join(each) + " a row"
+
         scratch = sum(np.dtype(name).itemsize * size for name, size in program.scratch)
-        return "\n".join([*lines, f"  scratch: {scratch:,} bytes a thread"])
+        return "\n".join(
+            [
+                repr(self),
+                "  in: " + told({n: s.spec for n, s in self._sources.items() if n in used}),
+                "  out: " + told(self.spec),
+                *(f"  loop: {note}" for note in program.notes),
+                f"  scratch: {scratch:,} bytes a thread",
+                f"  kernel: {jit.whereabouts(program.function, program.signature())}",
+            ]
+        )
 
     # -- linking ------------------------------------------------------------------------------------------------------
 
-    def map(self, fields: str | Sequence[str], *stages: Any, to: str | Sequence[str] | None = None) -> Dataset:
+    def map(
+        self, fields: str | Sequence[str] | Mapping[Any, Any], *stages: Any, to: str | Sequence[str] | None = None
+    ) -> Dataset:
         """Link stages to a field: each takes what the one before gives. Several fields get the same random draws.
+
+        A dict {field: stage} links different stages that get the same draws: an image bilinear, its mask nearest. Where
+        its values are lists of stages, the k-th of each share draws.
 
         A stage is a built-in one, one made by `@jl.elementwise` or `@jl.stage`, or a plain function: of one number, or
         of (src, dst, key). One that takes several fields at once writes into the first of them, or into the fields
         named by `to`. Raises PipelineError on this line where a stage does not fit, naming stage, field and specs.
         """
-        if self._python:
-            raise PipelineError(
-                f"map after apply({self._python[0].name}): what apply gives is Python's, so link it last"
-            )
+        applied = [made.name for made in self._python if not isinstance(made, batches.Mixed)]
+        if applied:
+            raise PipelineError(f"map after apply({applied[0]}): what apply gives is Python's, so link it last")
+        if isinstance(fields, Mapping):
+            if stages or to is not None:
+                raise TypeError("map takes a dict {field: stage} alone, as map({'image': a, 'mask': b})")
+            return self._together(fields)
         names = _names(fields, "map takes the name of a field, or several")
         if not stages:
             raise ValueError("map takes at least one stage, as map('x', jl.clip(0, 1))")
@@ -163,13 +199,60 @@ class Dataset:
             if given and made.join is None:
                 raise ValueError(f"to= is for a stage over several fields; {made.name!r} takes one at a time")
             step = data._joined(made, names, given) if made.join is not None else data._linked(made, names)
+            if step.bound[0].kind == "batch":
+                data = data._mixed(step)
+                continue
+            if data._python:
+                raise PipelineError(
+                    f"stage {len(data._steps) + len(data._python)} {made.name!r}: after the batch stage "
+                    f"{data._python[0].name!r} only batch stages and apply may follow; link it before [{made.where}]"
+                )
             fresh = tuple(name for name in step.outputs if name not in data._fields)
             data = data._with(steps=(*data._steps, step), fields=data._fields + fresh)
         return data
 
+    def _together(self, table: Mapping[Any, Any]) -> Dataset:
+        """Link a stage to each of some fields under one salt, then the next ones."""
+        if not table:
+            raise ValueError("map takes at least one field, as map({'image': a, 'mask': b})")
+        chains = {
+            key: value if isinstance(value, (list, tuple)) and not isinstance(value, Stage) else (value,)
+            for key, value in table.items()
+        }
+        names = [name for key in chains for name in _names(key, "a dict given to map has names of fields as keys")]
+        if len(set(names)) != len(names) or not all(chains.values()):
+            raise ValueError(f"map takes a dict {{field: stage}} with each field once, got {list(table)}")
+        data = self
+        for k in range(max(map(len, chains.values()))):
+            salt = data._salt
+            for key, chain in chains.items():
+                if k >= len(chain):
+                    continue
+                linked = data.map(key, chain[k])
+                if len(linked._steps) == len(data._steps):
+                    raise PipelineError(f"batch stage {linked._python[-1].name!r} takes fields as map((a, b), stage)")
+                *before, last = linked._steps
+                data = linked._with(steps=(*before, last._replace(salt=salt)))
+        return data
+
+    def _mixed(self, step: Step) -> Dataset:
+        """Link a batch stage, whose draws are its own."""
+        number = len(self._steps) + len(self._python)
+        for name, spec in zip(step.fields, step.before, strict=True):
+            if self.spec[name] != spec:
+                raise PipelineError(
+                    f"stage {number} {step.stage.name!r} on field {name!r}: a kernel cannot compute with "
+                    f"{self.spec[name].dtype}; cast before it [{step.stage.where}]"
+                )
+        if step.outputs != step.fields:
+            raise ValueError(f"to= is for stages of single rows; the batch stage {step.stage.name!r} gives its own fields")
+        new = self._with()
+        new._python = (*self._python, batches.mixed(step._replace(salt=self._salt + len(self._python)), number))
+        return new
+
     @property
     def _salt(self) -> int:
-        return 1 + max((step.salt for step in self._steps), default=-1)
+        return max(self._drawn, *(step.salt + 1 for step in self._steps), 0)
 
     def _check_field(self, name: str) -> None:
         if name not in self._fields:
@@ -196,7 +279,7 @@ class Dataset:
     def _joined(self, made: Stage, names: tuple[str, ...], to: tuple[str, ...]) -> Step:
         """Check a stage over several fields at once."""
         specs = tuple(decoded(self.spec[name]) for name in names)
-        where = f"stage {len(self._steps)} {made.name!r} on fields {', '.join(map(repr, names))}"
+        where = f"stage {len(self._steps)} {made.name!r} on field{'s' * (len(names) > 1)} {', '.join(map(repr, names))}"
         came = ", ".join(map(str, specs))
         assert made.join is not None
         try:
@@ -259,13 +342,16 @@ class Dataset:
         new._python = (*self._python, made)
         return new
 
-    def finish(self, arrays: Sequence[Any], seed: int, epoch: int) -> Any:
+    def finish(self, arrays: Sequence[Any], seed: int, epoch: int, plain: bool = False) -> Any:
         """Give filled arrays, the row numbers last where functions were applied, as the batch that users see."""
         if not self._python:
             return self._batch(*arrays)
         batch, rows = self._batch(*arrays[:-1]), arrays[-1]
         for made in self._python:
-            batch = python.run(made, batch, self._fields, rows, epoch_key(seed, epoch), epoch)
+            if isinstance(made, batches.Mixed):
+                batch = batches.run(made, batch, rows, self._fields, seed, epoch, plain)
+            else:
+                batch = python.run(made, batch, self._fields, rows, epoch_key(seed, epoch), epoch)
         return batch
 
     @property
@@ -369,11 +455,11 @@ class Dataset:
         both = sorted(set(self._fields) & set(other._fields))
         if both:
             raise ValueError(f"zip: both data sets have a field {both[0]!r}")
-        shift = 1 + max((step.salt for step in self._steps), default=-1)
+        shift = self._salt
         moved = tuple(step._replace(salt=step.salt + shift) for step in other._steps)
         new = object.__new__(Dataset)
         new._set({**self._sources, **other._sources}, self._steps + moved, self._fields + other._fields)
-        new._watches = self._watches + other._watches
+        new._watches, new._drawn = self._watches + other._watches, shift + other._drawn
         return new
 
     def concat(self, other: Dataset) -> Dataset:
@@ -383,7 +469,7 @@ class Dataset:
         other._refuse_python("concat")
         if self._fields != other._fields:
             raise ValueError(f"concat: fields differ: {', '.join(self._fields)} and {', '.join(other._fields)}")
-        if [(s.stage.name, s.outputs) for s in self._steps] != [(s.stage.name, s.outputs) for s in other._steps]:
+        if [_told(step) for step in self._steps] != [_told(step) for step in other._steps]:
             raise ValueError("concat: the stages of the two differ: concat first, then map")
         new = self._with({n: join(self._sources[n], other._sources[n], n) for n in self._sources})
         new._watches = self._watches + other._watches
@@ -419,11 +505,11 @@ class Dataset:
         try:
             found = compose.sample_of(self._sources, self._steps, self._fields, row, epoch_key(seed, epoch))
         except compose.RowError as error:
-            raise blame.of_row(self._chain, error, row, seed, epoch) from None
+            raise blame.of_row(self._chain, error, error.failure.row, seed, epoch) from None
         sample = [np.asarray(found[name])[()] for name in self._fields]
         if not self._python:
             return self._batch(*sample)
-        batch = self.finish([*(np.asarray(a)[None] for a in sample), np.array([row])], seed, epoch)
+        batch = self.finish([*(np.asarray(a)[None] for a in sample), np.array([row])], seed, epoch, True)
         return python.first_row(batch)
 
     def trace(self, row: int, *, seed: int = 0, epoch: int = 0) -> list[tuple[str, Any]]:
@@ -436,11 +522,16 @@ class Dataset:
         """
         row = int(as_indices([row], len(self))[0])
         names = tuple(self._sources)
-        found = [("source", self._with(steps=(), fields=names).sample(row, seed=seed, epoch=epoch))]
-        for k, step in enumerate(self._steps):
-            names = names + tuple(n for n in step.outputs if n not in names)
-            data = self._with(steps=self._steps[: k + 1], fields=names)
-            found.append((step.stage.name, data.sample(row, seed=seed, epoch=epoch)))
+        found: list[tuple[str, Any]] = []
+        for k in range(len(self._steps) + 1):
+            names += tuple(n for step in self._steps[k - 1 : k] for n in step.outputs if n not in names)
+            data = self._with(steps=self._steps[:k], fields=names)
+            data._python = ()
+            found.append((self._steps[k - 1].stage.name if k else "source", data.sample(row, seed=seed, epoch=epoch)))
+        for k, made in enumerate(self._python):
+            data = self._with()
+            data._python = self._python[: k + 1]
+            found.append((made.name, data.sample(row, seed=seed, epoch=epoch)))
         return found
 
     def gather(self, rows: np.ndarray, *, seed: int = 0, epoch: int = 0) -> Any:
@@ -515,7 +606,29 @@ class Dataset:
         if spec != self.spec[field] or spec.dtype.kind == "b":
             data = data.map(field, cast("uint8" if spec.dtype.kind == "b" else spec.dtype))
         program = data.program(compose.only_row, ())
-        return data._swept(lambda: passes.statistics(program, len(data), epoch_key(0, 0)), program)
+        return data._swept(lambda: passes.statistics(program, len(data), epoch_key(0, 0)))
+
+    def describe(self) -> Description:
+        """Give the numbers of every field over all rows, as a table of text or, in notebooks, HTML; `described[name]` is a
+        Summary: count, nan, inf, and mean, std, min, max and histogram of the finite numbers, in float64.
+
+        Two passes over the rows after their stages (random ones with the draws of seed 0, epoch 0), in chunks, on all
+        CPUs, nothing kept. Rows that vary count at their own lengths, without padding. None for what is not of numbers.
+
+        >>> import numpy as np, jitloader as jl
+        >>> jl.Dataset(x=np.array([1.0, 2.0, np.nan, 4.0]), label=np.array([0, 1, 1, 2])).describe()
+        4 rows
+          field  type        count  nan  inf  mean   std     min  max  histogram
+          x      float64 ()  4      1    0    2.333  1.247   1    4    █     █            █
+          label  int64 ()    4      0    0    1      0.7071  0    2    ▄█▄
+        """
+        from .describe import Description, describe
+
+        self._refuse_python("describe")
+        self.verify()
+        program = self.program(compose.only_row, ())
+        found = self._swept(lambda: describe(program, len(self), epoch_key(0, 0)))
+        return Description(dict(zip(self._fields, found, strict=True)), self.spec, len(self))
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the rows, through their stages (random ones with the draws of seed 0, epoch 0), to a folder: a `.npy` a
@@ -531,16 +644,46 @@ class Dataset:
         specs = {o.name: (o.spec.dtype, (len(self), *(int(n or 0) for n in o.spec.shape))) for o in program.outputs}
         with storage.create_fields(path, specs) as arrays:
             targets = [arrays[o.name] for o in program.outputs]
+            self._swept(lambda: passes.store(program, len(self), epoch_key(0, 0), targets))
 
-            def consume(start: int, chunk: list[np.ndarray]) -> None:
-                for target, found in zip(targets, chunk, strict=True):
-                    target[start : start + len(found)] = found
+    def cache(self, path: str | os.PathLike[str], *, seed: int | None = None, progress: bool = True) -> Dataset:
+        """Keep what the stages so far give in a folder, made once, in parallel: a data set of its `.npy` files, to which
+        later stages are linked. Values and later draws are those of the data set without the cache.
 
-            self._swept(lambda: passes.sweep(program, len(self), epoch_key(0, 0), lambda: consume), program)
+        Fields that no stage changed stay as they are, by reference. A field is made again when its sources (arrays in
+        memory by content, files by path, size and mtime), its rows, or its stages (user functions with all they refer
+        to) are others; what the folder has of other fields goes. It is replaced as a whole or not at all, so a killed
+        run leaves the old one; of several processes one makes it and the others wait. A random stage is refused, or
+        with `seed` given keeps for all epochs the draws of that seed's epoch 0. `progress` shows tqdm's bar, where it
+        is installed, from the first second on.
+
+        Raises PipelineError for random stages, applied functions, changed fields that are ragged and arrays in memory
+        of more than 4 GiB; DataError for a folder that holds anything else; OSError where the disk is full.
+
+        >>> import tempfile, numpy as np, jitloader as jl
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     data = jl.Dataset(x=np.arange(4), y=np.arange(4)).map("x", jl.normalize(0, 2)).cache(folder)
+        ...     data.map("x", jl.clip(0, 1))[:].x.tolist(), data.spec
+        ([0.0, 0.5, 1.0, 1.0], {'x': float32 (), 'y': int64 ()})
+        """
+        from .cache import cached
+
+        self._refuse_python("cache")
+        seed = None if seed is None else whole_number("cache: seed", seed, None)
+        self.verify()
+        found = self._swept(lambda: cached(self._chain, path, seed, progress), seed or 0)
+        linked = [part.array for name in self._fields if name not in found for part in self._sources[name].parts]
+        places = {place.path for array in linked if (place := storage.mapping(array)) is not None}
+        watches = [storage.watch(array) for array in found.values()]
+        kept = {name: records(array, field=name) for name, array in found.items()}
+        new = self._with({name: kept.get(name) or self._sources[name] for name in self._fields}, ())
+        new._drawn = self._salt
+        new._watches = tuple(w for w in self._watches if w.path in places) + tuple(w for w in watches if w is not None)
+        return new
 
     def _refuse_python(self, what: str) -> None:
         if self._python:
-            raise PipelineError(f"{what} runs in kernels: take it before apply({self._python[0].name})")
+            raise PipelineError(f"{what} runs a row at a time: take it before {self._python[0].told}")
 
     def _compiled(self, run: Callable[[], Any]) -> Any:
         """Run what may compile; where Numba refuses code that it could type, say whose."""
@@ -551,11 +694,11 @@ class Dataset:
             where = f" [{error.where}]" if error.where else ""
             raise PipelineError(f"{named} cannot be compiled: {error.what}{where}") from None
 
-    def _swept(self, run: Callable[[], Any], program: compose.Program) -> Any:
+    def _swept(self, run: Callable[[], Any], seed: int = 0) -> Any:
         try:
             return self._compiled(run)
         except passes.Stopped as stopped:
-            raise self.failed(stopped.failure, 0, 0) from None
+            raise self.failed(stopped.failure, seed, 0) from None
 
     def _emptied(self) -> Dataset:
         """Give the data set without its arrays, for a loader that was closed."""
@@ -566,7 +709,7 @@ class Dataset:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Dataset:
         new = object.__new__(Dataset)
-        for name in ("_fields", "_sources", "_steps", "_python"):
+        for name in ("_fields", "_sources", "_steps", "_python", "_drawn"):
             setattr(new, name, copy.deepcopy(getattr(self, name), memo))
         new._batch, new._watches, new._programs = self._batch, (), {}  # the copies lie in memory
         return new
@@ -575,7 +718,19 @@ class Dataset:
         return pickling.reduced(self, "a data set")
 
     def _reduced(self) -> Any:
-        return _restored, (self._sources, self._steps, self._fields, self._python)
+        return _restored, (self._sources, self._steps, self._fields, self._python, self._drawn)
+
+    def by_value(self) -> tuple[Callable[..., Dataset], tuple[Any, ...]]:
+        """Give a function and arguments that make this data set again, stages and all, for a pickler that takes functions
+        by value (cloudpickle): mapped files by their paths, other arrays along with it."""
+        fields = {}
+        for name, samples in self._sources.items():
+            # An array without a file goes as the flat memory that offsets count in: pickling it would change its strides.
+            places = [(storage.locate(part.array), part) for part in samples.parts]
+            sent = [(at, part._replace(array=None, flat=part.flat if at is None else None)) for at, part in places]  # type: ignore
+            fields[name] = sent, samples._replace(parts=())
+        steps = tuple(step._replace(stage=tuple(step.stage)) for step in self._steps)  # type: ignore[arg-type]
+        return _valued, (fields, steps, self._python, self._fields, self._drawn)
 
     @property
     def sources(self) -> dict[str, Samples]:
@@ -624,19 +779,41 @@ def check_name(name: str) -> None:
 
 
 def _restored(
-    sources: dict[str, Samples], steps: tuple[Step, ...], fields: tuple[str, ...], made: tuple[python.Applied, ...]
+    sources: dict[str, Samples], steps: tuple[Step, ...], fields: tuple[str, ...], made: tuple[Any, ...], drawn: int
 ) -> Dataset:
     """Give the data set that was pickled: files are mapped where they lie, other arrays came along."""
     data = object.__new__(Dataset)
     data._set(sources, steps, fields)
-    data._python, data._watches = made, _watches(sources)
+    data._python, data._watches, data._drawn = made, _watches(sources), drawn
     return data
+
+
+def _valued(
+    fields: dict[str, Any], steps: tuple[Step, ...], applied: tuple[Any, ...], names: tuple[str, ...], drawn: int
+) -> Dataset:
+    """Give the data set that `by_value` took apart."""
+    sources = {}
+    for name, (places, samples) in fields.items():
+        parts = []
+        for place, part in places:
+            if place is None:
+                parts.append(part._replace(array=part.flat))
+                continue
+            array = storage.reopen(*place)
+            parts.append(part._replace(array=array, flat=records(array, field=name).parts[0].flat))
+        sources[name] = samples._replace(parts=tuple(parts))
+    return _restored(sources, tuple(step._replace(stage=Stage(*step.stage)) for step in steps), names, applied, drawn)
 
 
 def _watches(sources: Mapping[str, Samples]) -> tuple[storage.Watch, ...]:
     """Watch the files below some fields."""
     arrays = {id(part.array): part.array for samples in sources.values() for part in samples.parts}
     return tuple(watch for watch in map(storage.watch, arrays.values()) if watch is not None)
+
+
+def _told(step: Step) -> tuple[Any, ...]:
+    """Tell what a step does: steps that are told alike do the same."""
+    return step.stage.name, step.outputs, step.salt, jit.fingerprint(step.stage.bind, step.stage.join)
 
 
 def _names(given: Any, told: str) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from . import compose, jit
-from .buffers import Slot
+from .buffers import Pool
 from .dataset import Dataset
 from .live import Live
 from .mixing import Mix
@@ -28,12 +28,12 @@ class Unit:
     """One kernel call: a run of batches in a slot; `take` tells who fills it, `ready` opens when they are there."""
 
     __slots__ = (
-        "batches", "cancelled", "done", "failed", "fill_seconds", "layouts", "problem", "ready", "rows", "slot", "start",
-        "take",
+        "batches", "begun", "cancelled", "done", "failed", "fill_seconds", "layouts", "problem", "ready", "rows", "slot",
+        "start", "take", "thread", "__weakref__",
     )  # fmt: skip
 
-    def __init__(self, slot: Slot, start: int, rows: int) -> None:
-        self.slot, self.start, self.rows = slot, start, rows
+    def __init__(self, pool: Pool, start: int, rows: int) -> None:
+        self.start, self.rows = start, rows
         self.ready, self.take = threading.Lock(), threading.Lock()
         self.ready.acquire()
         self.done = self.cancelled = False
@@ -41,7 +41,9 @@ class Unit:
         self.problem: BaseException | None = None  # what went wrong outside of kernels
         self.layouts: list[compose.Layout | None] = []
         self.batches: list[Any] | None = None  # finished batches, where Python functions were applied
-        self.fill_seconds = 0.0
+        self.begun = self.fill_seconds = 0.0
+        self.thread = 0
+        self.slot = pool.take(self)
 
 
 class Plan:
@@ -78,16 +80,25 @@ class Plan:
             yield first, count, done
             done += count
 
+    def nbytes(self, unit: Unit) -> int:
+        """Bytes that a filled unit came to: fixed rows, and those that vary at the lengths they have."""
+        varied = sum(
+            layout.total * o.carrier.itemsize
+            for layout, o in zip(unit.layouts, self.program.outputs, strict=False)
+            if layout is not None
+        )
+        return unit.rows * self.program.nbytes + varied
+
     def fill(self, worker: compose.Worker | compose.WideWorker, unit: Unit) -> None:
         """Fill a unit's rows."""
-        started = time.perf_counter()
+        unit.thread, unit.begun = threading.get_ident(), time.perf_counter()
         try:
             self._fill(worker, unit)
             if self.data.applies and unit.failed is None:
                 self._apply(unit)
         except Exception as problem:
             unit.problem = problem
-        unit.fill_seconds = time.perf_counter() - started
+        unit.fill_seconds = time.perf_counter() - unit.begun
 
     def _apply(self, unit: Unit) -> None:
         """Run the applied functions over each batch; those before one that fails are kept."""
@@ -98,26 +109,21 @@ class Plan:
             unit.batches.append(self.data.finish([a[low:high] for a in whole], self.seed, self.epoch))
 
     def _fill(self, worker: compose.Worker | compose.WideWorker, unit: Unit) -> None:
-        program, slot = self.program, unit.slot
-        rows, lengths = unit.rows, {}
+        program, slot, rows = self.program, unit.slot, unit.rows
         assert rows <= slot.rows
+        layouts: list[compose.Layout | None] = [None] * len(program.outputs)
         if program.measure is not None:
-            lengths = {o.name: np.zeros(rows, np.int64) for o in program.measure.outputs}
             assert not isinstance(worker, compose.WideWorker)
+            spans = slot.spans = slot.spans or compose.Spans(program, slot.rows)
             for first, count, place in self.pieces(unit):
-                failed = worker.lengths(first, self.step, count, place, list(lengths.values()))
+                failed = worker.lengths(first, self.step, count, place, spans)
                 if failed is not None:
                     unit.failed = failed._replace(done=place + failed.done)
                     return
-        layouts: list[compose.Layout | None] = []
-        for k, (at, output) in enumerate(self.places):
-            layout = None
-            if output.form != "fixed":
-                layout = compose.lay_out(output, lengths[output.lengths], self.batch_size)
+            for k in spans.starts:
+                layout = layouts[k] = worker.lay_out(k, rows, self.batch_size, spans)
                 slot.reserve(k, layout.total)
-                worker.call.set(at + 1, layout.starts)
-                worker.call.set(at + 2, layout.extents)
-            layouts.append(layout)
+        for k, (at, _) in enumerate(self.places):
             worker.call.point(at, slot.flat[k], slot.addresses[k])
         unit.layouts = layouts
         for first, count, place in self.pieces(unit):
@@ -144,7 +150,7 @@ def _work(jobs: queue.SimpleQueue[Unit | None], plan: Plan) -> None:
                 unit.problem = problem
         unit.done = True
         if unit.cancelled:
-            unit.slot.busy = False
+            unit.slot.give_back()
         unit.ready.release()
         del unit
 
@@ -209,14 +215,14 @@ class Team:
             unit.ready.acquire()
         return unit
 
-    def stop(self, units: deque[Unit], join: bool = False) -> None:
-        """End the threads; what they were to fill goes back to the pool."""
+    def stop(self, units: deque[Unit], join: bool = False, own: Any = os.getpid) -> None:
+        """End the threads; what they were to fill goes back to the pool. It may be called when modules are gone already."""
         for unit in units:
             unit.cancelled = True
-            if unit.done or self.pid != os.getpid():
-                unit.slot.busy = False
+            if unit.done or self.pid != own():
+                unit.slot.give_back()
         units.clear()
-        if self.pid != os.getpid():
+        if self.pid != own():
             return
         for _ in self.threads:
             self.jobs.put(None)

@@ -39,8 +39,11 @@ class _Guarded:
         self.inner, self.ring = inner, ring
         self.call, self.measure, self.program = inner.call, inner.measure, inner.program
 
-    def lengths(self, first: int, step: int, count: int, place: int, into: Sequence[np.ndarray]) -> Any:
-        return self.ring.consistent(lambda: self.inner.lengths(first, step, count, place, into))
+    def lengths(self, first: int, step: int, count: int, place: int, spans: compose.Spans) -> Any:
+        return self.ring.consistent(lambda: self.inner.lengths(first, step, count, place, spans))
+
+    def lay_out(self, k: int, rows: int, batch: int, spans: compose.Spans) -> compose.Layout:
+        return self.inner.lay_out(k, rows, batch, spans)
 
     def fill(self, first: int, step: int, count: int, place: int) -> Any:
         return self.ring.consistent(lambda: self.inner.fill(first, step, count, place))

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import copy
-import time
+import threading
 import warnings
 import weakref
 from collections import deque
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -17,10 +17,16 @@ from .buffers import Pool, Slot
 from .dataset import Dataset
 from .filling import Plan, Team, Unit, shaped
 from .live import Live
+from .meter import Meter
 from .mixing import Mix
 from .orders import Order
 from .ranks import find_rank, whole_number
-from .state import VERSION, check, fingerprint, laid_out, layout_of
+from .samples import as_indices
+from .state import VERSION, check_state, fingerprint, laid_out, layout_of
+
+if TYPE_CHECKING:
+    from .check import Check
+    from .report import Report
 
 UNIT = 4 << 20  # bytes one kernel call writes at most where batches are small: spreads the 30 us of a hand-over
 QUICK = 0.0005  # seconds: after a call shorter than this, the next takes more batches
@@ -102,8 +108,9 @@ class Loader:
         self._program: Any = None  # a compose.Program, or what behaves as one
         self._pool: Pool | None = None
         self._pool_rows = 0
+        self._allocate: Callable[[int], np.ndarray] | None = None
         self._live: weakref.WeakSet[Team] = weakref.WeakSet()
-        self._stats = {"batches": 0, "rows": 0, "wait_seconds": 0.0, "fill_seconds": 0.0}
+        self._meter = Meter()
         self._positions = data.positions(self._order, self.seed, 0).length
         self._check_sizes()
 
@@ -193,7 +200,11 @@ class Loader:
         if self._program is None or positions.length != self._positions:
             self._positions = positions.length
             self._program = self._data.program(positions.kernel, positions.params)
+        made = len(jit.compile_events)
         self._program.load()
+        if self._program.measure is not None:
+            self._program.measure.load()
+        self._meter.compile += sum(event.seconds for event in jit.compile_events[made:])
         length = max(positions.length, 1)
         first, step = start + self.rank, self.world_size
         return Plan(self._data, self._program, positions.params, self.seed, epoch, first, step, length, self.batch_size)
@@ -203,13 +214,20 @@ class Loader:
         self._plan(0, 0)
         return self
 
+    def allocate_with(self, allocate: Callable[[int], np.ndarray]) -> None:
+        """Take the memory of batches from now on from a function of a number of bytes: page-locked memory, say.
+
+        What it gives is an array of so many uint8, of memory of its own; it is kept and used again.
+        """
+        self._allocate, self._pool = allocate, None
+
     def _slots(self, program: Any, rows: int, keep: int) -> Pool:
         if self._pool is None or self._pool_rows != rows:
             self._pool_rows = rows
             kinds = [(o.carrier, o.size if o.form == "fixed" else 0) for o in program.outputs]
 
             def make() -> Slot:
-                return Slot(rows, kinds)
+                return Slot(rows, kinds, self._allocate)
 
             self._pool = Pool(make, keep)
         return self._pool
@@ -234,24 +252,24 @@ class Loader:
         units: deque[Unit] = deque()
         many, scheduled = 1, 0
         make, world, last = self._data.batch_type._make, self.world_size, self._positions
-        stats = self._stats
-        clock = time.perf_counter
+        meter = self._meter
+        tally = meter.begin(size, threads, threading.get_ident())
         try:
             while True:
+                asked = meter.asks(tally)
                 while scheduled < total and len(units) <= (ahead if threads else 0):
-                    unit = Unit(pool.take(), scheduled, min(many * size, total - scheduled))
+                    unit = Unit(pool, scheduled, min(many * size, total - scheduled))
                     units.append(unit)
                     scheduled += unit.rows
                     if threads:
                         team.submit(unit)
                 if not units:
-                    self._at = (epoch + 1, 0)  # where ranks have different numbers of batches, this one has no more
+                    self._at = (epoch + 1, 0)
                     return
-                asked = clock()
                 unit = team.wait(units)
-                stats["wait_seconds"] += clock() - asked
-                stats["fill_seconds"] += unit.fill_seconds
-                if unit.fill_seconds < QUICK:  # of units in flight, those still small say nothing new
+                meter.gets(tally, asked, unit.begun, unit.fill_seconds, unit.thread, unit.rows, plan.nbytes(unit))
+                # Of units in flight, those still small say nothing new; how large rows are that vary, only units tell.
+                if unit.fill_seconds < QUICK and plan.nbytes(unit) <= UNIT // 4:
                     many = max(many, min(most, -(-unit.rows // size) * 4))
                 slot, begin, rows = unit.slot, unit.start, unit.rows
                 whole: Any = shaped(program, unit) if unit.batches is None else unit.batches
@@ -259,19 +277,19 @@ class Loader:
                     high = min(low + size, rows)
                     # All ranks go in step: with a short last batch each has received what there was.
                     self._at = (epoch, min(start + (begin + low + size) * world, last))
-                    stats["batches"] += 1
-                    stats["rows"] += high - low
+                    tally.rows = begin + high
                     if unit.batches is not None:
                         yield whole.pop(0)
                     else:
                         yield make([a[low:high] for a in whole])
                 if unit.failed is not None or unit.problem is not None:
                     raise self._error(unit, plan, epoch)
-                slot.busy = False
+                slot.give_back()
                 units.popleft()
                 del unit, slot, whole
         finally:
             team.stop(units)
+            meter.end(tally)
 
     def _good(self, unit: Unit) -> int:
         """How many rows of a unit came whole, in full batches where it failed."""
@@ -307,6 +325,41 @@ class Loader:
             raise self._data.failed(failed, self.seed, epoch)
         return self._data.finish(arrays, self.seed, epoch)
 
+    def check(self, rows: Any = None) -> Check:
+        """Run some rows of the next epoch through all stages in plain Python, which checks bounds and divisions, and compare
+        the compiled kernel's values with those, bit by bit (all NaN alike).
+
+        `rows`: how many, spread over this rank's epoch (64 where left out, down to 8 where samples are large: plain
+        Python takes about 1 us an element and stage), or row numbers, or a mask. Draws are those of the epoch. Raises
+        what a batch of the first row that fails raises, a PipelineError with stage, field, row and the user's line;
+        beyond that an index out of bounds and a division by zero in user code, which compiled code may pass over. A row
+        that fails is never run compiled. Functions linked by `apply` run on batches of these rows. Gives a Check:
+        `rows`, `stages`, `differences`, `same`. Differences in the last place come from user code that computes float32
+        with plain float numbers: compiled it is float64 until it is stored.
+
+        >>> import numpy as np, jitloader as jl
+        >>> jl.Loader(jl.Dataset(x=np.arange(100)).map("x", jl.normalize(50, 2)), 8, shuffle=True).check()
+        64 rows checked: normalize; compiled and plain Python agree bit by bit
+        """
+        from .check import check, number_of_rows, rows_of
+
+        self._check_open()
+        data, epoch = self._data, self._next
+        if not isinstance(data, Dataset):
+            raise TypeError("check takes a loader over a jl.Dataset: check the sources of a mix, or ring.copy(), alone")
+        if rows is None or isinstance(rows, (int, np.integer)):
+            wanted = number_of_rows(data) if rows is None else whole_number("check: rows", rows, 1)
+            length = self._order.plan(len(data), self.seed, epoch).length
+            if length != self._positions:
+                self._positions, self._program = length, None
+            local = self._local(0)
+            places = np.unique(np.linspace(0, local - 1, min(wanted, local)).round().astype(np.int64))
+            places = (self.rank + places * self.world_size) % max(length, 1)
+            chosen = rows_of(self._order, len(data), self.seed, epoch, places)
+        else:
+            chosen = as_indices(rows, len(data), "check: rows")
+        return check(data, chosen, self.seed, epoch, self.batch_size)
+
     # -- state --------------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
@@ -335,7 +388,7 @@ class Loader:
         Raises StateError, naming the part, where the state is of another format, data set, order or seed.
         """
         self._check_open()
-        check(state, self.state_dict(), self._positions)
+        check_state(state, self.state_dict(), self._positions)
         epoch, position = state["epoch"], state["position"]
         self._resumed = epoch, None if self._layout is None else layout_of(state["order"])
         if position == self._positions and position:
@@ -344,13 +397,13 @@ class Loader:
 
     def __getstate__(self) -> dict[str, Any]:
         state = self.__dict__.copy()
-        for name in ("_program", "_pool", "_live"):
+        for name in ("_program", "_pool", "_live", "_meter"):
             del state[name]
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._program, self._pool, self._live = None, None, weakref.WeakSet()
+        self._program, self._pool, self._live, self._meter = None, None, weakref.WeakSet(), Meter()
         at = self.state_dict()
         self._next, self._start = at["epoch"], at["position"]
 
@@ -361,7 +414,7 @@ class Loader:
 
     def __copy__(self) -> Loader:
         new = object.__new__(Loader)
-        new.__setstate__({**self.__getstate__(), "_stats": dict(self._stats)})
+        new.__setstate__(self.__getstate__())
         return new
 
     def __reduce__(self) -> Any:
@@ -391,8 +444,51 @@ class Loader:
         return quality.measure(self._data, first, second, part, labels)
 
     def stats(self) -> dict[str, float]:
-        """Give totals so far: batches and rows received, seconds the consumer waited, seconds kernels ran."""
-        return dict(self._stats)
+        """Give totals over all iterators so far, as plain numbers to log: always on, counted once a run of batches.
+
+        "batches", "rows" and "bytes" that were handed out (bytes by whole runs of batches, which small batches come
+        in); "wait_seconds", in which the consumer stood still or filled along, and "consumer_seconds", in which it did
+        its own work (and iterators cut batches out of runs, about 1 us each); "wait_share", the first's part of both;
+        "fill_seconds" that kernels and Python functions ran, over all threads, and "fill_bytes_per_second" of a thread;
+        "compile_seconds" for kernels, compiled or from disk; "threads" of the last iterator; "slots" of the pool, those
+        "slots_held" by a fill or by you, and their "pool_bytes".
+
+        >>> import numpy as np, jitloader as jl
+        >>> loader = jl.Loader(jl.Dataset(x=np.arange(10.0)), 4)
+        >>> batches = list(loader)
+        >>> loader.stats()["batches"], loader.stats()["rows"], loader.stats()["bytes"]
+        (3, 10, 80)
+        """
+        slots, held, nbytes = (0, 0, 0) if self._pool is None else self._pool.usage()
+        return {**self._meter.totals(), "slots": slots, "slots_held": held, "pool_bytes": nbytes}
+
+    def report(self) -> Report:
+        """Give what `stats()` counts as a text, in a notebook as a table, with a verdict in its first line; `.plot()` draws
+        when batches were filled and waited for.
+
+        >>> import numpy as np, jitloader as jl
+        >>> print(jl.Loader(jl.Dataset(x=np.arange(10.0)), 4).report())
+        no batch yet
+        """
+        from .report import Report
+
+        return Report(self)
+
+    def progress(self, **options: Any) -> Iterable[Any]:
+        """Give the batches of the next epoch under a progress bar of tqdm's, in notebooks a widget; `options` are tqdm's own.
+
+        Without tqdm (`pip install 'jitloader[progress]'`), or with `disable=True`, the bare batches. With it, what is
+        returned is the bar, for `bar.set_postfix(loss=...)`.
+
+        >>> import numpy as np, jitloader as jl
+        >>> loader = jl.Loader(jl.Dataset(x=np.arange(10)), 4)
+        >>> [batch.x.sum() for batch in loader.progress(disable=True)]
+        [np.int64(6), np.int64(22), np.int64(17)]
+        """
+        from .report import progress
+
+        left = self._batches(self._local(self._start))
+        return progress(iter(self), {"desc": f"epoch {self._at[0]}", "total": left, "unit": "batch", **options})
 
     def __repr__(self) -> str:
         spec = self._data.spec

@@ -64,11 +64,13 @@ class _Worker:
                 failures.append(failed._replace(row=failed.row + low))
         return min(failures, key=lambda f: f.done, default=None)
 
-    def lengths(
-        self, first: int, step: int, count: int, place: int, into: Sequence[np.ndarray]
-    ) -> compose.Failure | None:
-        """Write the lengths of the rows at positions first, first + step, ... into arrays, from row `place` on."""
-        return self._each(lambda worker: worker.lengths(first, step, count, place, into))
+    def lengths(self, first: int, step: int, count: int, place: int, spans: compose.Spans) -> compose.Failure | None:
+        """Write the lengths of the rows at positions first, first + step, ... from row `place` on."""
+        return self._each(lambda worker: worker.lengths(first, step, count, place, spans))
+
+    def lay_out(self, k: int, rows: int, batch: int, spans: compose.Spans) -> compose.Layout:
+        """Place the rows of output k, and let every source write there."""
+        return [worker.lay_out(k, rows, batch, spans) for worker in self.workers][0]
 
     def fill(self, first: int, step: int, count: int, place: int) -> compose.Failure | None:
         """Write the rows at positions first, first + step, ... into the outputs, from row `place` on."""
@@ -275,9 +277,8 @@ def mix(*pairs: Any, stop: str = "first") -> Mix:
     >>> import numpy as np, jitloader as jl
     >>> web = jl.Dataset(x=np.zeros(100))
     >>> books = jl.Dataset(x=np.ones(100, "uint8")).map("x", jl.cast("float64"))
-    >>> for batch in jl.Loader(jl.mix((web, 0.7), (books, 0.3)), 50):
+    >>> for batch in jl.Loader(jl.mix((web, 0.7), (books, 0.3)), 50, drop_last=True):
     ...     batch.x.mean().item()
-    0.3
     0.3
     0.3
     """

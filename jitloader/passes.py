@@ -5,16 +5,17 @@ from __future__ import annotations
 import itertools
 import math
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from . import jit
-from .compose import Failure, Program, Worker, shape_output
+from .compose import Failure, Program, Worker, collect, shape_output
 from .spec import Spec
 
 CHUNK = 256 << 10  # bytes of output a thread works on at a time: half of a second-level cache
+VARIED = 256  # rows at a time where their lengths vary
 
 Consume = Callable[[int, list[np.ndarray]], None]
 
@@ -35,24 +36,35 @@ def sweep(
     `consume(start, arrays)` gets the first row of a chunk and its arrays, valid until it returns; chunks come in any
     order. Raises Stopped where a row fails, and what a consumer raises.
     """
-    size = max(1, min(CHUNK // max(program.nbytes, 1), count))
+    varied = program.measure is not None
+    size = max(1, min(VARIED if varied else CHUNK // max(program.nbytes, 1), count))
     program.load()
     numbers = itertools.count()  # next() on it is one step under the GIL
     failed: list[BaseException] = []
 
+    def chunks() -> Iterator[tuple[int, int]]:
+        while not failed:
+            start = next(numbers) * size
+            if start >= count:
+                return
+            yield start, min(size, count - start)
+
     def work() -> None:
         try:
             consume = make_consumer()
+            worker = Worker(program, key)
+            if varied:
+                for start, rows in chunks():
+                    found, stopped = collect(program, worker, start, 1, rows)
+                    if stopped is not None:
+                        raise Stopped(stopped)
+                    consume(start, found)
+                return
             buffers = [np.zeros(size * o.size, o.carrier) for o in program.outputs]
             arrays = [shape_output(o, b, size) for o, b in zip(program.outputs, buffers, strict=True)]
-            worker = Worker(program, key)
             for at, buffer in zip(program.places(), buffers, strict=True):
                 worker.call.set(at, buffer)
-            while not failed:
-                start = next(numbers) * size
-                rows = min(size, count - start)
-                if rows <= 0:
-                    return
+            for start, rows in chunks():
                 stopped = worker.fill(start, 1, rows, 0)
                 if stopped is not None:
                     raise Stopped(stopped)
@@ -69,6 +81,21 @@ def sweep(
         thread.join()
     if failed:
         raise failed[0]
+
+
+def store(
+    program: Program, count: int, key: int, targets: Sequence[np.ndarray], tell: Callable[[int], None] | None = None
+) -> None:
+    """Run `program` over rows 0 .. count - 1 into an array of all rows for each output; `tell(n)` hears of n more rows
+    done, from any thread."""
+
+    def consume(start: int, chunk: list[np.ndarray]) -> None:
+        for target, found in zip(targets, chunk, strict=True):
+            target[start : start + len(found)] = found
+        if tell is not None:
+            tell(len(chunk[0]))
+
+    sweep(program, count, key, lambda: consume)
 
 
 class Statistics(NamedTuple):

@@ -174,4 +174,4 @@ def _flattened(array: np.ndarray, offset: int, stride: int, count: int) -> Part:
 
 
 for _kind in (Order, Stage):
-    copyreg.pickle(_kind, lambda value: reduced(value, value.name))
+    copyreg.pickle(_kind, lambda value: reduced(value, value.name))  # type: ignore

@@ -47,6 +47,16 @@ class Applied(NamedTuple):
     where: str
     seen: dict[str, tuple[Any, Any]]
 
+    @property
+    def how(self) -> str:
+        """How it runs, in words."""
+        return f"Python, {'a row' if self.rowwise else 'a batch'}"
+
+    @property
+    def told(self) -> str:
+        """The stage, in words."""
+        return f"apply({self.name})"
+
 
 def applied(function: Callable[..., Any], rowwise: bool, salt: int, where: str) -> Applied:
     """Give a function ready to be linked."""

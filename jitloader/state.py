@@ -35,7 +35,7 @@ def layout_of(token: str) -> tuple[int, int] | None:
     return int(size), int(world)
 
 
-def check(state: Any, own: dict[str, Any], positions: int) -> None:
+def check_state(state: Any, own: dict[str, Any], positions: int) -> None:
     """Raise StateError, naming the part, where a state is not of this loader or was cut or edited.
 
     `own` is the loader's state now; an order that is laid out may be for batches of another size.

@@ -247,3 +247,12 @@ def test_deepcopy_keeps_a_data_set():
     data = jl.Dataset(x=X).map("x", jl.normalize(1, 2))
 
     assert (copy.deepcopy(data)[:].x == data[:].x).all()
+
+
+def test_stages_of_one_name_and_other_numbers_do_not_concatenate():
+    """Two normalisations by different means would have been run as the first for both."""
+    one, other = jl.Dataset(x=np.zeros((3, 2))), jl.Dataset(x=np.ones((4, 2)))
+    alike = one.map("x", jl.normalize(1.0, 2.0)).concat(other.map("x", jl.normalize(1.0, 2.0)))
+    assert alike[:].x.tolist() == [[-0.5, -0.5]] * 3 + [[0.0, 0.0]] * 4
+    with pytest.raises(ValueError, match="^concat: the stages of the two differ: concat first, then map$"):
+        one.map("x", jl.normalize(1.0, 2.0)).concat(other.map("x", jl.normalize(0.0, 2.0)))

@@ -355,7 +355,7 @@ def test_stratified_is_laid_out_for_the_batches_of_its_loader(n, batch, world):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         loaders = [jl.Loader(data_of(n), batch, order=order, seed=1, rank=r, world_size=world) for r in range(world)]
-    made = [[b for b in rows(loader)] for loader in loaders]
+    made = [list(rows(loader)) for loader in loaders]
     assert sorted(itertools.chain(*itertools.chain(*made))) == list(range(n))
     assert worst_share([b for r in made for b in r if len(b) == batch] or [[]], labels) < 1 if n >= batch * world else True
     assert worst_share([b for r in made for b in r], labels) < (1 if world == 1 else 2)

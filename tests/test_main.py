@@ -10,7 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from jitloader.__main__ import copy_epoch, main, numpy_epoch, size_of
+from jitloader.__main__ import copy_epoch, main, numpy_epoch
+from jitloader.tables import size_of
 
 
 @pytest.fixture
@@ -35,14 +36,27 @@ def test_inspect_shows_fields(folder: str, capsys: pytest.CaptureFixture[str]) -
     ]
 
 
+def test_inspect_shows_values(folder: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """`inspect --values` adds what `describe` finds."""
+    assert main(["inspect", folder, "--values"]) == 0
+
+    assert capsys.readouterr().out.splitlines()[4:] == [
+        "300 rows",
+        "  field  type          count  nan  inf  mean   std   min  max  histogram",
+        "  image  uint8 (4, 4)  4,800  0    0    0      0     0    0    █",
+        "  label  int64 ()      300    0    0    149.5  86.6  0    299  ████████████████████",
+    ]
+
+
 def test_bench_times_three_ways(folder: str, capsys: pytest.CaptureFixture[str]) -> None:
     """`bench` prints a rate for the loader, for np.take and for a memcpy."""
     assert main(["bench", folder, "--batch-size", "64"]) == 0
 
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == f"{folder}: 300 of 300 rows, 24 bytes each, in batches of 64"
-    rates = [re.fullmatch(r"  (.*?) +([\d,]+) rows/s +([\d.]+) GB/s", line) for line in lines[2:]]
+    rates = [re.fullmatch(r"  (.*?) +([\d,]+) rows/s +([\d.]+) GB/s", line) for line in lines[2:-1]]
     assert [rate and rate[1] for rate in rates] == ["jitloader", "np.take(out=, mode='clip')", "memcpy, one thread"]
+    assert re.match(r"  loader \d+ % of the step", lines[-1])
     assert all(rate and int(rate[2].replace(",", "")) > 0 for rate in rates)
 
 

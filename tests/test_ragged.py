@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 from naive_access import interpreted
 
 import jitloader as jl
+from jitloader import jit
+from jitloader.compose.program import LAY, lay_rows
 from jitloader.ragged import as_rows, lengths
 
 DTYPES = ["uint8", "uint16", "uint32", "int64", "float32"]
@@ -277,3 +279,27 @@ def test_bad_stages_over_ragged_rows():
         data.map("t", jl.pad_rows(3, mask="x"))
     with pytest.raises(jl.PipelineError, match="there is a field 'm' already"):
         data.map("t", jl.pad_rows(3, mask="m", lengths="m"))
+
+
+@given(
+    sizes=st.lists(st.integers(0, 9), max_size=20),
+    batch=st.integers(1, 7),
+    multiple=st.integers(1, 5),
+    size=st.integers(1, 3),
+    longest=st.booleans(),
+)
+@settings(max_examples=200, deadline=None)
+def test_rows_are_laid_end_to_end(sizes, batch, multiple, size, longest):
+    """Each run of `batch` rows is as long as its longest, rounded up, or each row as long as it is; none overlap."""
+    extents = list(sizes)
+    if longest:
+        for low in range(0, len(sizes), batch):
+            most = -(-max(sizes[low : low + batch]) // multiple) * multiple
+            extents[low : low + batch] = [most] * len(sizes[low : low + batch])
+    starts = [size * sum(extents[:i]) for i in range(len(extents))]
+
+    found = np.zeros((2, len(sizes)), np.int64)
+    kernel = jit.load(lay_rows, LAY)
+    total = kernel(np.array(sizes, np.int64), batch, int(longest), multiple, size, found[0], found[1])
+
+    assert found.tolist() == [starts, extents] and total == size * sum(extents)

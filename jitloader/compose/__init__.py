@@ -27,10 +27,10 @@ from .program import Layout as Layout
 from .program import Output as Output
 from .program import Program as Program
 from .program import Ragged as Ragged
+from .program import Spans as Spans
 from .program import WideWorker as WideWorker
 from .program import Worker as Worker
 from .program import collect as collect
-from .program import lay_out as lay_out
 from .program import shape_output as shape_output
 from .program import shape_varied as shape_varied
 from .source import FILENAME as FILENAME
@@ -60,10 +60,11 @@ def sample_of(
     count = next(iter(sources.values())).rows.count
     program = compose(sources, steps, fields, only_row, (), count)
     worker = Worker(program, key, plain=True)
+    worker.call.value(6)[1] = row  # where the rows are measured first
     try:
         arrays, failed = collect(program, worker, row, 1, 1)
     except Exception as cause:
-        raise RowError(program, Failure(-2, row, 0), cause) from None
+        raise RowError(program, Failure(-2, int(worker.call.value(6)[1]), 0), cause) from None
     if failed is not None:
         raise RowError(program, failed)
     found = {}

@@ -68,6 +68,7 @@ class _Fuser:
         self.count, self.base = self.code.argument(count), base
         self.flows: dict[str, Flow] = {}
         self.done: set[str] = set()  # outputs that a stage wrote by itself
+        self.partner = ""  # what the names of a partner's row end in, while it is written
         self.maps: list[str] = []
         self.parts: dict[int, list[str]] = {}
         self.spec = {name: samples.spec for name, samples in self.sources.items()}
@@ -169,7 +170,7 @@ class _Fuser:
             add(f"{at} = {row}")
         if samples.length is not None:
             add(f"n{suffix} = {code.function(samples.length)}({at}{code.given(samples.params)})")
-        if suffix in self.suffix.values():
+        if suffix.removesuffix(self.partner) in self.suffix.values():
             for side, function in (("l", samples.low), ("h", samples.high)):
                 if function is not None:
                     add(f"{side}{suffix} = {code.function(function)}({at}{code.given(samples.params)})")
@@ -223,7 +224,7 @@ class _Fuser:
                     code.add(f"prefetch({flat}, {base} + {line // samples.carrier.itemsize})")
 
     def _read(self, name: str, samples: Samples) -> Flow:
-        suffix = self.suffix[name]
+        suffix = self.suffix[name] + self.partner
         var, base = self._row(samples, "r", suffix)
         shape: tuple[Any, ...] = samples.shape
         if len(samples.strides) > len(shape):
@@ -254,8 +255,11 @@ class _Fuser:
         """Write one step for its fields."""
         key = "0"
         if any(b.random for b in step.bound):
-            key = f"key_{number}"
+            key = f"key_{number}{self.partner}"
             self.code.add(f"{key} = subkey(sample, {step.salt})")
+        if step.bound[0].kind == "pair":
+            self._pair(step, number, key)
+            return
         if step.joint:
             self._joint(step, number, key)
             return
@@ -268,7 +272,8 @@ class _Fuser:
             elif bound.kind == "choice":
                 self._choose(step, number, key, name, before, bound)
             else:
-                self.flows[name] = self._link(self.flows[name], step, number, which, key)
+                flow = self.flows[name] = self._link(self.flows[name], step, number, which, key)
+                flow.names = [*flow.names, step.stage.name]
         for name, bound in list(zip(step.outputs, step.bound, strict=True))[len(step.fields) :]:
             self._beside(step.fields[0], name, bound)
 
@@ -277,6 +282,42 @@ class _Fuser:
             if before.dtype != self.flows[name].logical:
                 self.flows[name].decode()
         self._sample(step, number, key, list(step.fields), list(step.before), list(step.outputs), list(step.bound))
+
+    def _pair(self, step: Step, number: int, key: str) -> None:
+        """Write a stage over a row and its partner, another row drawn by the row's key: the partner comes through all
+        steps before this one with the draws of its own row."""
+        code, add = self.code, self.code.add
+        own, outer, known = self.flows, self.partner, code.fresh("own")
+        add(f"{known} = r; r = randint({key}, 0, {self.count}); error[1] = r")
+        self.partner = code.fresh("_p")
+        add(f"sample{self.partner} = sample; sample = subkey(key, r)")
+        ahead = [k for k in self.active if k < number]
+        needed = set(step.fields)
+        for k in reversed(ahead):
+            if needed & set(self.steps[k].outputs):
+                needed |= set(self.steps[k].fields)
+            else:
+                ahead.remove(k)
+        self.flows = {name: self._read(name, s) for name, s in self.sources.items() if name in needed}
+        for k in ahead:
+            with code.of_step(k):
+                self._step(self.steps[k], k)
+        others = {}
+        for name, before in zip(step.fields, step.before, strict=True):
+            flow = self.flows[name]
+            if before.dtype != flow.logical:
+                flow.decode()
+            with code.of_step(max((k for k in ahead if name in self.steps[k].outputs), default=-1)):
+                others[name] = flow if flow.plain and flow.shape is None else self._cut(flow, before)
+        add(f"r = {known}; error[1] = r; sample = sample{self.partner}")
+        self.flows, self.partner = own, outer
+        for name, out, before, bound in zip(step.fields, step.outputs, step.before, step.bound, strict=True):
+            if before.dtype != self.flows[name].logical:
+                self.flows[name].decode()
+            other = f"partner of {name}"
+            self.flows[other] = others[name]
+            self._sample(step, number, key, [name, other], [before, before], [out], [bound])
+            del self.flows[other]
 
     def _sample(
         self,
@@ -298,7 +339,7 @@ class _Fuser:
                 flow = self.flows[name] = self._cut(flow, before)
             shape = flow.lengths or (1,)
             size = " * ".join(str(n) for n in shape)
-            add(f"from{k} = {flow.var}[{flow.base} : {flow.base} + {size}].reshape(({', '.join(map(str, shape))},))")
+            add(f"from{k} = shaped({flow.var}, {flow.base}, ({', '.join(map(str, shape))},))")
             names.append(f"from{k}")
             if bound.valid is not None:
                 add("bad = 0")
@@ -313,18 +354,21 @@ class _Fuser:
             target, base = into or self._target(name, number, out.out, made)
             add(f"at{k} = {base}")
             extents = ", ".join(map(str, shape or (1,)))
-            add(f"into{k} = {target}[at{k} : at{k} + {max(out.out.size, 0)}].reshape(({extents},))")
+            add(f"into{k} = shaped({target}, at{k}, ({extents},))")
             names.append(f"into{k}")
         scratch = "".join(f", {code.own(dtype, size)}" for dtype, size in bound.scratch)
         add(f"{code.function(bound.kernel)}({', '.join(names)}, {key}{scratch}{code.given(bound.params)})")
         self.flows.update(made)
+        code.notes.append(f"{step.stage.name}: one pass over the sample")
 
     def _target(self, name: str, number: int, out: Spec, made: dict[str, Flow]) -> tuple[str, str]:
         """Give where a step writes a whole sample: the batch where it is the last, else scratch, to flow on from."""
-        if self.last[name] == number and name in self.at:
-            self.done.add(name)
-            return f"out{self.at[name]}", self._base(self.outputs[self.at[name]])
         shape, carrier = fixed(out), carrier_of(out.dtype)
+        if self.last[name] == number and name in self.at and not self.partner:
+            self.done.add(name)
+            target, base = f"out{self.at[name]}", self._base(self.outputs[self.at[name]])
+            made[name] = Flow(target, base, carrier, shape, contiguous(shape))  # a later step may read it
+            return target, base
         target = self.code.own(carrier.name, out.size)
         made[name] = Flow(target, "0", carrier, shape, contiguous(shape))
         return target, "0"
@@ -352,7 +396,9 @@ class _Fuser:
                     self._sample(step, number, own, [name], [before], [name], [inner], into)
                 else:
                     alone = step._replace(stage=stage, fields=(name,), before=(before,), bound=(inner,))
-                    flush(code, self._link(self.flows[name], alone, number, 0, own), *into, inner.out)
+                    flow_k = self._link(self.flows[name], alone, number, 0, own)
+                    flow_k.names = [*flow_k.names, stage.name]
+                    flush(code, flow_k, *into, inner.out)
         self.flows[name] = flow
 
     def _cut(self, flow: Flow, spec: Spec) -> Flow:
@@ -367,18 +413,21 @@ class _Fuser:
             size *= n if isinstance(n, int) else 0
         work = self.code.own(carrier_of(spec.dtype).name, size)
         flush(self.code, flow, work, "0", spec)
-        return Flow(
-            work, "0", carrier_of(spec.dtype), shape, contiguous([n if isinstance(n, int) else 1 for n in shape])
-        )
+        strides = contiguous([n if isinstance(n, int) else 1 for n in shape])
+        new = Flow(work, "0", carrier_of(spec.dtype), shape, strides)
+        new.logical = spec.dtype
+        return new
 
     def _link(self, flow: Flow, step: Step, number: int, which: int, key: str) -> Flow:
         """Add a value, index or shape stage to what is pending, after a cut where they do not compose."""
         bound, before = step.bound[which], step.before[which]
         if bound.kind == "shape":
             shape = fixed(bound.out)
+            if len(flow.lengths) > len(before.shape):
+                shape = (*shape, before.dtype.itemsize)  # the bytes of items of odd size
             if flow.plain:
                 new = Flow(flow.var, flow.base, flow.dtype, shape, contiguous(shape))
-                new.logical = flow.logical
+                new.logical, new.names = flow.logical, flow.names
                 return new
             if flow.shape is not None:
                 flow = self._cut(flow, before)
@@ -405,7 +454,8 @@ class _Fuser:
         if clash:
             flow = self._cut(flow, before)
         if bound.order is not None:
-            flow.axes = [flow.axes[k] for k in order]
+            behind = flow.axes[len(order) :]  # the bytes of items of odd size
+            flow.axes = [flow.axes[k] for k in order] + behind
             flow.values = [v._replace(arrays=tuple(e.transpose(order) for e in v.arrays)) for v in flow.values]
         if bound.fill is not None:
             flow.fill = outside(flow, bound.fill), len(flow.values)
@@ -417,7 +467,8 @@ class _Fuser:
         """Run an index kernel for this sample and compose its maps with those pending."""
         code, add = self.code, self.code.add
         if not self.maps:
-            self.maps = [code.own("int64", 8) for _ in range(4)]
+            most = max(len(spec.shape) for spec in self._every())
+            self.maps = [code.own("int64", most + 1) for _ in range(4)]  # bits of a dtype may lie on an axis more
         size, limit, offset, sign = self.maps
         new = [self._extent(axis, n, bound, number, name) for axis, n in zip(flow.axes, bound.out.shape, strict=True)]
         for k, axis in enumerate(flow.axes):
@@ -446,6 +497,11 @@ class _Fuser:
             )
             axis.n = n
 
+    def _every(self) -> list[Spec]:
+        """List the specs that come up on the way."""
+        bound = [b.out for step in self.steps for b in step.bound]
+        return [*(s.spec for s in self.sources.values()), *bound]
+
     def _extent(self, axis: Axis, n: int | None, bound: Bound, number: int, name: str) -> int | str:
         """Give the new length of an axis: a number, the length that the batch gives it, or one computed from the old."""
         code = self.code
@@ -473,6 +529,8 @@ class _Fuser:
         code, flow = self.code, self.flows[name]
         axis = flow.axes[0]
         m = axis.map
+        if self.partner:
+            return
         self.done.add(beside)
         if beside not in self.at:
             return

@@ -60,6 +60,7 @@ class Flow:
         self.values: list[Value] = []
         self.fill: tuple[Any, int] | None = None  # the value outside, and how many value stages come before it
         self.shape: tuple[int, ...] | None = None  # after a reshape
+        self.names: list[str] = []  # of the stages that are pending
 
     @property
     def lengths(self) -> tuple[int | str, ...]:
@@ -108,8 +109,10 @@ def flush(code: Source, flow: Flow, target: str, base: str, spec: Spec) -> None:
     if nest.checked:
         with code.block("if bad > 0:"):
             code.refuse(max(v.number for v in nest.values))
-    form = "table of 256" if nest.table else f"{len(nest.values)} value stage(s)" if nest.values else "copy"
-    code.notes.append(f"{flow.var} -> {target}: {form}, axes {[a.n for a in nest.axes]}")
+    form = "a table of 256 values" if nest.table else "one loop nest" if nest.values else "moved as they are"
+    where = "" if target.startswith("out") else ", into scratch"
+    sizes = " x ".join(str(a.n) if isinstance(a.n, int) else "?" for a in nest.axes) or "1"
+    code.notes.append(f"{' + '.join(flow.names) or 'copy'}: {form} over {sizes}{where}")
 
 
 class _Nest:

@@ -113,7 +113,12 @@ class Worker:
         self.key = key
         self.order = program.order if order is None else order
         self.call = self._bind(program, plain)
-        self.measure = None if program.measure is None else self._bind(program.measure, plain)
+        self.measure: jit.Call | None = None
+        self.places = program.places()
+        if program.measure is not None:
+            self.measure = self._bind(program.measure, plain)
+            kernel = jit.plain(lay_rows, LAY) if plain else jit.load(lay_rows, LAY)
+            self.layer = kernel.bind(np.zeros(0, np.int64), 1, 0, 1, 1, np.zeros(0, np.int64), np.zeros(0, np.int64))
 
     def _bind(self, program: Program, plain: bool) -> jit.Call:
         kernel = jit.plain(program.function, program.signature()) if plain else program.load()
@@ -122,12 +127,29 @@ class Worker:
         values[4] = self.key
         return kernel.bind(*values)
 
-    def lengths(self, first: int, step: int, count: int, place: int, into: Sequence[np.ndarray]) -> Failure | None:
-        """Write the lengths of the rows at positions first, first + step, ... into arrays, from row `place` on."""
-        assert self.measure is not None
-        for at, array in zip(self.program.measure.places(), into, strict=True):
-            self.measure.point(at, array, array.ctypes.data)
+    def lengths(self, first: int, step: int, count: int, place: int, spans: Spans) -> Failure | None:
+        """Write the lengths of the rows at positions first, first + step, ... from row `place` on."""
+        assert self.measure is not None and self.program.measure is not None
+        for at, output in zip(self.program.measure.places(), self.program.measure.outputs, strict=True):
+            self.measure.point(at, *spans.lengths[output.name])
         return run(self.measure, first, step, count, place)
+
+    def lay_out(self, k: int, rows: int, batch: int, spans: Spans) -> Layout:
+        """Place `rows` rows of output k, whose lengths are known, and let the next fill write there."""
+        output, at = self.program.outputs[k], self.places[k]
+        (starts, a), (extents, b) = spans.starts[k], spans.extents[k]
+        lengths, c = spans.lengths[output.lengths]
+        self.layer.point(0, lengths[:rows], c)
+        self.layer.set(1, batch)
+        self.layer.set(2, int(output.form == "longest"))
+        self.layer.set(3, output.multiple)
+        self.layer.set(4, output.size)
+        self.layer.point(5, starts, a)
+        self.layer.point(6, extents, b)
+        layout = Layout(starts, extents, self.layer())
+        self.call.point(at + 1, starts, a)
+        self.call.point(at + 2, extents, b)
+        return layout
 
     def fill(self, first: int, step: int, count: int, place: int) -> Failure | None:
         """Write the rows at positions first, first + step, ... into the outputs, from row `place` on."""
@@ -227,17 +249,30 @@ class Layout(NamedTuple):
     total: int
 
 
-def lay_out(output: Output, lengths: np.ndarray, batch: int) -> Layout:
-    """Place rows of these lengths one after the other, those of each run of `batch` rows at the length of the longest."""
-    extents = lengths
-    if output.form == "longest" and len(lengths):
-        heads = np.arange(0, len(lengths), batch)
-        most = np.maximum.reduceat(lengths, heads)
-        most = -(-most // output.multiple) * output.multiple
-        extents = np.repeat(most, np.diff([*heads, len(lengths)]))
-    ends = np.cumsum(extents) * output.size
-    total = int(ends[-1]) if len(ends) else 0
-    return Layout(ends - extents * output.size, np.ascontiguousarray(extents), total)
+def lay_rows(
+    lengths: np.ndarray, batch: int, longest: int, multiple: int, size: int, starts: np.ndarray, extents: np.ndarray
+) -> int:
+    """Place rows of these lengths one after the other, each run of `batch` rows at the length of its longest (up to a
+    `multiple`) where `longest` is 1: where each starts, and how many elements of `size` items it has. Gives all items."""
+    total, low, n = 0, 0, lengths.size
+    while low < n:
+        high = min(low + batch, n)
+        most = 0
+        if longest:
+            for i in range(low, high):
+                most = max(most, lengths[i])
+            most = (most + multiple - 1) // multiple * multiple
+        for i in range(low, high):
+            extent = most if longest else lengths[i]
+            starts[i] = total
+            extents[i] = extent
+            total += extent * size
+        low = high
+    return total
+
+
+COUNTS = jit.Array("int64", 1)
+LAY: tuple[jit.Type, ...] = (COUNTS, jit.INT, jit.INT, jit.INT, jit.INT, COUNTS, COUNTS)  # what lay_rows takes
 
 
 def shape_output(output: Output, buffer: np.ndarray, rows: int) -> np.ndarray:
@@ -272,26 +307,37 @@ def _own_dtype(output: Output, buffer: np.ndarray) -> np.ndarray:
     return buffer if output.carrier == output.spec.dtype else buffer.view(output.spec.dtype)
 
 
+class Spans:
+    """Room for the lengths of some rows, by field, and for where the rows of each output that varies lie: arrays and addresses."""
+
+    __slots__ = ("extents", "lengths", "starts")
+
+    def __init__(self, program: Program, rows: int) -> None:
+        def room() -> tuple[np.ndarray, int]:
+            array = np.zeros(rows, np.int64)
+            return array, array.ctypes.data
+
+        measured = program.measure.outputs if program.measure is not None else ()
+        varied = [k for k, output in enumerate(program.outputs) if output.form != "fixed"]
+        self.lengths = {output.name: room() for output in measured}
+        self.starts, self.extents = {k: room() for k in varied}, {k: room() for k in varied}
+
+
 def collect(program: Any, worker: Any, first: int, step: int, count: int) -> tuple[list[Any], Failure | None]:
     """Give the samples at positions first, first + step, ... as one batch of fresh arrays, and where that stopped.
 
     `program` and its `worker` are a Program and a Worker, or what behaves as they do.
     """
-    lengths: dict[str, np.ndarray] = {}
+    spans = Spans(program, count)
     if program.measure is not None:
-        lengths = {o.name: np.zeros(count, np.int64) for o in program.measure.outputs}
-        failed = worker.lengths(first, step, count, 0, list(lengths.values()))
+        failed = worker.lengths(first, step, count, 0, spans)
         if failed is not None:
             return [], failed
     made: list[tuple[np.ndarray, Layout | None]] = []
-    for at, output in zip(program.places(), program.outputs, strict=True):
-        if output.form == "fixed":
-            made.append((np.zeros(count * output.size, output.carrier), None))
-        else:
-            layout = lay_out(output, lengths[output.lengths], max(count, 1))
-            made.append((np.zeros(layout.total, output.carrier), layout))
-            worker.call.set(at + 1, layout.starts)
-            worker.call.set(at + 2, layout.extents)
+    for k, (at, output) in enumerate(zip(program.places(), program.outputs, strict=True)):
+        layout = None if output.form == "fixed" else worker.lay_out(k, count, max(count, 1), spans)
+        items = count * output.size if layout is None else layout.total
+        made.append((np.zeros(items, output.carrier), layout))
         worker.call.set(at, made[-1][0])
     failed = worker.fill(first, step, count, 0)
     arrays = [

@@ -27,6 +27,7 @@ from .kernel import load as load
 from .kernel import loop_in_parallel as loop_in_parallel
 from .kernel import parallel_safe as parallel_safe
 from .kernel import plain as plain
+from .kernel import whereabouts as whereabouts
 from .kinds import FLOAT as FLOAT
 from .kinds import INT as INT
 from .kinds import Array as Array
@@ -39,7 +40,10 @@ from .refuse import refuse as refuse
 from .store import cache_folder as cache_folder
 from .store import clear_cache as clear_cache
 from .words import array_at as array_at
+from .words import bits_of as bits_of
 from .words import copy_items as copy_items
+from .words import flat as flat
 from .words import float32_of as float32_of
 from .words import float64_of as float64_of
 from .words import prefetch as prefetch
+from .words import shaped as shaped

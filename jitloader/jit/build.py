@@ -13,7 +13,7 @@ from .. import rng
 from .depends import GENERATED, helpers, ours, plain_function
 from .kinds import FLOAT, Array, Type
 from .refuse import REFUSED, CompileError, reason_of, users
-from .words import array_at, copy_items, float32_of, float64_of, prefetch
+from .words import array_at, bits_of, copy_items, flat, float32_of, float64_of, prefetch, shaped
 
 
 def undefined(code: bytes) -> list[str]:
@@ -132,7 +132,8 @@ def register(function: Callable[..., Any], parallel: bool = False) -> None:
     for helper in [*helpers(function), plain_function(function)]:
         if id(helper) not in _registered and helper not in (rng.u64, rng.i64):
             # A user's loop may leave its array: that must be an error of the row, never other rows' memory.
-            options: dict[str, Any] = {"boundscheck": not ours(helper)}
+            # Nobody calls it but the kernel: wrappers for Python and C would be compiled for nothing.
+            options: dict[str, Any] = {"boundscheck": not ours(helper), "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
             if parallel and helper is plain_function(function):
                 options["parallel"] = True
             register_jitable(error_model="numpy", **options)(helper)
@@ -166,6 +167,10 @@ def _intrinsics() -> dict[str, Any]:
         return nt.float64(nt.int64), lambda target, builder, signature, args: builder.bitcast(args[0], ir.DoubleType())
 
     @intrinsic  # type: ignore[untyped-decorator, unused-ignore]
+    def raw(context, x):  # type: ignore[no-untyped-def]
+        return nt.int64(nt.float64), lambda target, builder, signature, args: builder.bitcast(args[0], ir.IntType(64))
+
+    @intrinsic  # type: ignore[untyped-decorator, unused-ignore]
     def short(context, bits):  # type: ignore[no-untyped-def]
         return nt.float32(nt.uint32), lambda target, builder, signature, args: builder.bitcast(args[0], ir.FloatType())
 
@@ -182,13 +187,8 @@ def _intrinsics() -> dict[str, Any]:
 
         return nt.void(array, nt.int64), lower
 
-    @overload(rng.u64)  # type: ignore[untyped-decorator, unused-ignore]
-    def u64(x):  # type: ignore[no-untyped-def]
-        return lambda x: np.uint64(x)
-
-    @overload(rng.i64)  # type: ignore[untyped-decorator, unused-ignore]
-    def i64(x):  # type: ignore[no-untyped-def]
-        return lambda x: np.int64(x)
+    for cast, number in ((rng.u64, nt.uint64), (rng.i64, nt.int64)):
+        _casts(cast, number)
 
     @overload(prefetch)  # type: ignore[untyped-decorator, unused-ignore]
     def touch(array, index):  # type: ignore[no-untyped-def]
@@ -219,10 +219,30 @@ def _intrinsics() -> dict[str, Any]:
     def copying(target, at, source, start, count):  # type: ignore[no-untyped-def]
         return lambda target, at, source, start, count: move(target, at, source, start, count)
 
+    @intrinsic  # type: ignore[untyped-decorator, unused-ignore]
+    def item(context, array, index):  # type: ignore[no-untyped-def]
+        def lower(target, builder, signature, args):  # type: ignore[no-untyped-def]
+            data = target.make_array(signature.args[0])(target, builder, args[0]).data
+            return builder.gep(data, [args[1]])
+
+        return nt.CPointer(array.dtype)(array, nt.int64), lower
+
+    @overload(flat)  # type: ignore[untyped-decorator, unused-ignore]
+    def flattened(array):  # type: ignore[no-untyped-def]
+        return lambda array: carray(item(array, 0), (array.size,))
+
+    @overload(shaped)  # type: ignore[untyped-decorator, unused-ignore]
+    def reshaped(array, at, shape):  # type: ignore[no-untyped-def]
+        return lambda array, at, shape: carray(item(array, at), shape)
+
     @overload(array_at)  # type: ignore[untyped-decorator, unused-ignore]
     def at(address, size, like):  # type: ignore[no-untyped-def]
         item = like.dtype
         return lambda address, size, like: carray(pointer(address, item), (size,))
+
+    @overload(bits_of)  # type: ignore[untyped-decorator, unused-ignore]
+    def bits(x):  # type: ignore[no-untyped-def]
+        return lambda x: raw(np.float64(x))
 
     @overload(float64_of)  # type: ignore[untyped-decorator, unused-ignore]
     def double(bits):  # type: ignore[no-untyped-def]
@@ -234,6 +254,21 @@ def _intrinsics() -> dict[str, Any]:
 
     _tools.update(pointer=pointer, real=real, carray=carray, word=_word)
     return _tools
+
+
+def _casts(function: Callable[..., int], number: Any) -> None:
+    """Let a function of ours be a cast: lowered in place, where an overload would be compiled once for each type."""
+    from numba.extending import lower_builtin, type_callable
+
+    nt = numba_types()
+
+    @type_callable(function)  # type: ignore[untyped-decorator, unused-ignore]
+    def typed(context):  # type: ignore[no-untyped-def]
+        return lambda x: number if isinstance(x, (nt.Number, nt.Boolean)) else None
+
+    @lower_builtin(function, nt.Any)  # type: ignore[untyped-decorator, unused-ignore]
+    def lowered(context, builder, signature, args):  # type: ignore[no-untyped-def]
+        return context.cast(builder, args[0], signature.args[0], number)
 
 
 def _word(x: Any) -> int:

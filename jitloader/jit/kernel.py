@@ -9,7 +9,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -35,10 +35,11 @@ compile_events: list[Event] = []
 class Call:
     """One thread's arguments of a kernel, ready to run: `set` replaces one, calling runs with the GIL released."""
 
-    __slots__ = ("_args", "_function", "_values", "kernel", "words")
+    __slots__ = ("_args", "_function", "_values", "divide", "kernel", "words")
 
     def __init__(self, kernel: Kernel, values: Sequence[Any]) -> None:
         self.kernel = kernel
+        self.divide: Literal["ignore", "raise"] = "ignore"  # in plain Python: what a float divided by zero does
         self._values: list[Any] = list(values)  # keeps the arrays alive while raw pointers to them are in use
         self._function = kernel._function
         if kernel._function is None:
@@ -108,8 +109,13 @@ class Call:
     def __call__(self) -> int:
         """Run, and give the kernel's result; an exception raised inside it comes as a `KernelError`."""
         if self._function is None:
-            with np.errstate(all="ignore"):
-                return int(self.kernel.function(*self._values[: len(self.kernel.signature)]) or 0)
+            try:
+                with np.errstate(all="ignore", divide=self.divide):
+                    return int(self.kernel.function(*self._values[: len(self.kernel.signature)]) or 0)
+            except Exception:
+                if self.kernel.origin == "plain":
+                    raise
+                raise KernelError(self.kernel.name, 1) from None
         status = self._function(*self._args)
         if status not in (0, -2):
             raise KernelError(self.kernel.name, status)
@@ -146,8 +152,10 @@ class Kernel:
 
 
 def plain(function: Callable[..., Any], signature: Sequence[Type]) -> Kernel:
-    """Give a function behind the interface of a kernel, run by plain Python."""
-    return Kernel(function, tuple(signature), function.__name__)
+    """Give a function behind the interface of a kernel, run by plain Python; what it raises comes as it is."""
+    kernel = Kernel(function, tuple(signature), function.__name__)
+    kernel.origin = "plain"
+    return kernel
 
 
 _loaded: dict[str, Kernel] = {}
@@ -217,11 +225,23 @@ def load(function: Callable[..., Any], signature: Sequence[Type], *, parallel: b
     return kernel
 
 
+def whereabouts(function: Callable[..., Any], signature: Sequence[Type]) -> str:
+    """Say where a function's kernel is: in this process (and how it came there), on disk, or nowhere yet."""
+    if disabled():
+        return "none: plain Python, by NUMBA_DISABLE_JIT"
+    key = fingerprint(function, tuple(signature), False, platform())
+    if key in _loaded:
+        return f"ready ({'compiled by this process' if _loaded[key].origin == 'compiled' else 'from disk'})"
+    folder = cache_folder()
+    return "on disk" if folder and (folder / f"{key[:40]}.kernel").exists() else "not compiled yet"
+
+
 def _link(meta: dict[str, Any], code: bytes) -> tuple[Any, Any] | None:
     """Link object code into this process; None where it needs a symbol that cannot be found (LLVM would abort)."""
     import llvmlite.binding as llvm
 
     _prepare_llvm()
+    _find_in_c(meta["externals"])
     if meta["parallel"] or any(llvm.address_of_symbol(s) is None for s in meta["externals"]):
         _prepare_numba(meta["parallel"])
         if any(llvm.address_of_symbol(s) is None for s in meta["externals"]):
@@ -235,6 +255,19 @@ def _link(meta: dict[str, Any], code: bytes) -> tuple[Any, Any] | None:
     word, pointer = ctypes.c_int64, ctypes.c_void_p
     prototype = ctypes.CFUNCTYPE(ctypes.c_int32, pointer, pointer, pointer, pointer, word, word, pointer, word, word)
     return engine, prototype(engine.get_function_address(meta["symbol"]))
+
+
+def _find_in_c(symbols: list[str]) -> None:
+    """Make functions of the C library (memcpy, exp) known to LLVM, which without Numba sees none of them."""
+    import llvmlite.binding as llvm
+
+    try:
+        process = ctypes.CDLL(None)
+    except (OSError, TypeError):  # a platform without a table of the whole process: Numba knows the way
+        return
+    for symbol in symbols:
+        if llvm.address_of_symbol(symbol) is None and hasattr(process, symbol):
+            llvm.add_symbol(symbol, ctypes.cast(getattr(process, symbol), ctypes.c_void_p).value)
 
 
 def _prepare_llvm() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import importlib.metadata
 import json
 import os
 import struct
@@ -101,6 +100,8 @@ def platform() -> str:
     """Name all that compiled code depends on besides the function."""
     global _platform_text
     if not _platform_text:
+        import importlib.metadata  # 12 ms of every import of ours, were it at the top
+
         import llvmlite.binding as llvm
 
         packages = [f"{p}={importlib.metadata.version(p)}" for p in ("numba", "llvmlite", "numpy")]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import struct
 
 import numpy as np
@@ -19,6 +20,16 @@ def copy_items(target: np.ndarray, at: int, source: np.ndarray, start: int, coun
     target[at : at + count] = source[start : start + count]
 
 
+def flat(array: np.ndarray) -> np.ndarray:
+    """Give a C-contiguous array as a 1-D one over the same memory: `reshape` in a kernel needs Numba in every process."""
+    return array.reshape(-1)
+
+
+def shaped(array: np.ndarray, at: int, shape: tuple[int, ...]) -> np.ndarray:
+    """Give the C-contiguous array of some shape that starts at item `at` of a flat one, over the same memory."""
+    return array[at : at + math.prod(shape)].reshape(shape)
+
+
 def array_at(address: int, size: int, like: np.ndarray) -> np.ndarray:
     """Give the 1-D array of `size` items of like's dtype that starts at a memory address (nothing keeps it alive)."""
     if size == 0:
@@ -30,6 +41,11 @@ def array_at(address: int, size: int, like: np.ndarray) -> np.ndarray:
 def float64_of(bits: int) -> float:
     """Give the float64 whose bits are those of a 64-bit integer."""
     return float(struct.unpack("<d", struct.pack("<Q", int(bits) & rng.MASK))[0])
+
+
+def bits_of(x: float) -> int:
+    """Give the bits of a float64 as a signed 64-bit integer."""
+    return int(struct.unpack("<q", struct.pack("<d", x))[0])
 
 
 def float32_of(bits: int) -> float:

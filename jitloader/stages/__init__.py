@@ -1,5 +1,6 @@
 """What is done to a sample: the built-in stages, and the decorators that make a stage of a plain function."""
 
+from .batch import batch_stage as batch_stage
 from .choice import random_apply as random_apply
 from .choice import random_choice as random_choice
 from .given import as_stage as as_stage
@@ -16,6 +17,8 @@ from .index import random_flip as random_flip
 from .index import random_vertical_flip as random_vertical_flip
 from .index import rotate90 as rotate90
 from .index import transpose as transpose
+from .mix import cutmix as cutmix
+from .mix import mixup as mixup
 from .noise import gaussian_noise as gaussian_noise
 from .noise import jitter as jitter
 from .resize import random_resized_crop as random_resized_crop

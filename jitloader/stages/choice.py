@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from .. import rng
+from .. import jit, rng
 from ..spec import Spec
 from .checks import chance, number, settled
 from .stage import Bound, Misfit, Stage
@@ -35,9 +35,22 @@ def _checked(stage: Any, name: str) -> Stage:
     return stage
 
 
+def _inner(stage: Stage, spec: Spec, name: str) -> Bound:
+    """Bind a stage within another; what refuses it is told with the inner stage's name."""
+    try:
+        bound = stage.bind(spec)
+    except jit.Refused:
+        raise
+    except jit.CompileError as error:
+        raise jit.Refused(f"{stage.name} cannot take {spec.dtype}: {error.what}", error.where) from None
+    if bound.kind == "pair":
+        raise Misfit(f"{stage.name} mixes two rows, which {name.partition('(')[0]} cannot draw: link it by map itself")
+    return bound
+
+
 def _bind(spec: Spec, name: str, stages: Sequence[Stage], weights: Sequence[float]) -> Bound:
     settled(spec, name)
-    bound = [stage.bind(spec) for stage in stages]
+    bound = [_inner(stage, spec, name) for stage in stages]
     for stage, made in zip(stages, bound, strict=True):
         if made.out != bound[0].out:
             given = f"{stages[0].name} gives {bound[0].out} and {stage.name} {made.out}"
@@ -92,7 +105,7 @@ def random_apply(stage: Stage, p: float = 0.5) -> Stage:
     name = f"random_apply({inner.name}, {likely:g})"
 
     def bind(spec: Spec) -> Bound:
-        out = inner.bind(spec).out
+        out = _inner(inner, spec, name).out
         if out != spec:
             raise Misfit(f"{name}: {inner.name} gives {out}, and a stage that may be skipped must keep dtype and shape")
         return _bind(spec, name, (inner, _as_it_is()), (likely, 1.0 - likely))

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from .. import rng
+from .. import jit, rng
 from ..spec import Spec
 from .checks import chance, filled, holds, number, pictured, planes, span
 from .sample import total
@@ -58,7 +58,7 @@ def brightness(amount: Any) -> Stage:
 
 
 def _contrast(src, dst, key, weights, pixels, inner, low, width, top):  # type: ignore[no-untyped-def]
-    s, d = src.reshape(src.size), dst.reshape(dst.size)
+    s, d = jit.flat(src), jit.flat(dst)
     factor = low + width * rng.uniform(key, 0)
     grey = 0.0
     for c in range(weights.size):
@@ -98,7 +98,7 @@ def contrast(amount: Any, axes: tuple[int, int] | None = None) -> Stage:
 def _random_erasing(  # type: ignore[no-untyped-def]
     src, dst, key, fill, outer, height, width, inner, p, low, wide, log_low, log_wide
 ):
-    s, d = src.reshape(src.size), dst.reshape(dst.size)
+    s, d = jit.flat(src), jit.flat(dst)
     for i in range(d.size):
         d[i] = s[i]
     found = not rng.uniform(key, 0) < p

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from .. import rng
+from .. import jit, rng
 from ..spec import Spec
 from .checks import chance, holds, place, planes, settled, sizes, spatial, whole
 from .stage import Bound, Misfit, Stage
@@ -180,7 +180,7 @@ def _rotate90(key, size, limit, offset, sign, y, x, k):  # type: ignore[no-untyp
 
 
 def _turned(src, dst, key, planes, n, inner):  # type: ignore[no-untyped-def]
-    s, d = src.reshape(src.size), dst.reshape(dst.size)
+    s, d = jit.flat(src), jit.flat(dst)
     down, right = n * inner, inner
     k = rng.randint(key, 0, 4)
     start, i_step, j_step = 0, down, right

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from .. import rng
+from .. import jit, rng
 from ..spec import Spec
 from .checks import pictured, planes, sizes, span, spatial, whole
 from .stage import Bound, Kernel, Misfit, Stage
@@ -67,7 +67,7 @@ def _bilinear(box: Kernel, stored: Kernel) -> Kernel:
     def bilinear(  # type: ignore[no-untyped-def]
         src, dst, key, row, edges, weights, outer, in_h, in_w, inner, out_h, out_w, room, wide, low, high, flat, tall
     ):
-        s, d = src.reshape(src.size), dst.reshape(dst.size)
+        s, d = jit.flat(src), jit.flat(dst)
         top, left, h, w = box(key, in_h, in_w, low, high, flat, tall)
         x_scale, y_scale = w / out_w, h / out_h
         x_support, y_support = max(1.0, x_scale * wide), max(1.0, y_scale * wide)
@@ -105,7 +105,7 @@ def _nearest(box: Kernel) -> Kernel:
     """Give the kernel: each target pixel is the source pixel that its centre falls into."""
 
     def nearest(src, dst, key, edges, outer, in_h, in_w, inner, out_h, out_w, low, high, flat, tall):  # type: ignore[no-untyped-def]
-        s, d = src.reshape(src.size), dst.reshape(dst.size)
+        s, d = jit.flat(src), jit.flat(dst)
         top, left, h, w = box(key, in_h, in_w, low, high, flat, tall)
         for x in range(out_w):
             edges[x] = min((2 * x + 1) * w // (2 * out_w), w - 1)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from .. import rng
+from .. import jit, rng
 from ..spec import Spec
 from .stage import Bound, Misfit, Stage, floating, numeric
 
@@ -159,7 +159,7 @@ def pad_to_longest(
 
 def _moments(src, mask, use, mean, scale, eps):  # type: ignore[no-untyped-def]
     """Write mean and 1 / (std + eps) of each channel over the rows of src, or over those of the mask (`use` not 0)."""
-    rows, width, s, m = src.shape[0], mean.size, src.reshape(src.size), mask.reshape(mask.size)
+    rows, width, s, m = src.shape[0], mean.size, jit.flat(src), jit.flat(mask)
     known, start = 0, 0
     for t in range(rows - 1, -1, -1):
         if use == 0 or m[t]:
@@ -210,7 +210,7 @@ def _moments(src, mask, use, mean, scale, eps):  # type: ignore[no-untyped-def]
 
 
 def _standardize(src, dst, mean, scale):  # type: ignore[no-untyped-def]
-    width, s, d = mean.size, src.reshape(src.size), dst.reshape(dst.size)
+    width, s, d = mean.size, jit.flat(src), jit.flat(dst)
     rows = d.size // width
     for c in range(0, width - 3, 4):
         b0, b1, b2, b3 = mean[c], mean[c + 1], mean[c + 2], mean[c + 3]

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from .. import jit
 from ..spec import Spec
 from .checks import number, place, settled, whole
 from .stage import Bound, Misfit, Stage, floating, numeric, writable
@@ -71,7 +72,7 @@ def _squares(values, start, step, count, shift):  # type: ignore[no-untyped-def]
 
 
 def _standardize(src, dst, key, outer, n, inner, eps):  # type: ignore[no-untyped-def]
-    s, d = src.reshape(src.size), dst.reshape(dst.size)
+    s, d = jit.flat(src), jit.flat(dst)
     for group in range(outer * inner):
         start = (group // inner) * n * inner + group % inner
         # Distances to the first element: a constant sample has exactly that mean, and a std of exactly 0.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from .. import rng
+from .. import jit, rng
 from ..spec import Spec
 from .checks import chance, filled, holds, number, place, settled, whole
 from .stage import Bound, Misfit, Stage
@@ -38,7 +38,7 @@ def random_shift(max_shift: int, axis: int = 0, fill: float = 0) -> Stage:
 
 
 def _time_mask(src, dst, key, fill, outer, n, inner, most, count, p):  # type: ignore[no-untyped-def]
-    s, d = src.reshape(src.size), dst.reshape(dst.size)
+    s, d = jit.flat(src), jit.flat(dst)
     for i in range(d.size):
         d[i] = s[i]
     for m in range(count):

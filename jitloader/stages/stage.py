@@ -9,6 +9,7 @@ offset and a direction: out[i] = in[offset + sign * i], `fill` outside. A *sampl
 
 from __future__ import annotations
 
+import dis
 import inspect
 import sys
 import types
@@ -31,7 +32,7 @@ class Misfit(Exception):
 class Bound(NamedTuple):
     """A stage made ready for one spec: the spec that leaves it, and the function that does the work."""
 
-    kind: str  # "value", "index", "sample", "shape", "choice"; of a field made beside another: "mask" or "length"
+    kind: str  # "value", "index", "sample", "shape", "choice", "pair" (sample, over a row and its partner); of a field made beside another: "mask" or "length"
     out: Spec
     kernel: Kernel
     params: tuple[Any, ...] = ()  # numbers and arrays handed to the kernel whole
@@ -173,6 +174,14 @@ def called(value: Any) -> str:
     return name if callable(value) and isinstance(name, str) else repr(value)
 
 
+def draws(function: Kernel) -> bool:
+    """Whether a sample kernel may read its key, the last of its parameters: its code names it."""
+    code = jit.plain_function(function).__code__
+    key = code.co_varnames[code.co_argcount - 1]
+    named = (i.argval if isinstance(i.argval, tuple) else (i.argval,) for i in dis.get_instructions(code))
+    return key in code.co_cellvars or any(key in names for names in named)
+
+
 def elementwise(function: Kernel | None = None, /, *, dtype: Any = None) -> Any:
     """Make a stage of a function of one number: (...) of any dtype to (...) of `dtype`, element by element.
 
@@ -235,12 +244,12 @@ def _over(function: Kernel, dtypes: tuple[np.dtype, ...]) -> Kernel:
     a, b, c = (kinds[wide(d)] for d in (*dtypes, *dtypes)[:3])
 
     def two(x, y, dst, key):  # type: ignore[no-untyped-def]
-        x, y, d = x.reshape(x.size), y.reshape(y.size), dst.reshape(dst.size)
+        x, y, d = jit.flat(x), jit.flat(y), jit.flat(dst)
         for i in range(d.size):
             d[i] = function(a(x[i]), b(y[i]))
 
     def three(x, y, z, dst, key):  # type: ignore[no-untyped-def]
-        x, y, z, d = x.reshape(x.size), y.reshape(y.size), z.reshape(z.size), dst.reshape(dst.size)
+        x, y, z, d = jit.flat(x), jit.flat(y), jit.flat(z), jit.flat(dst)
         for i in range(d.size):
             d[i] = function(a(x[i]), b(y[i]), c(z[i]))
 
@@ -297,7 +306,7 @@ def stage(
         if not jit.disabled():
             arrays = [jit.Array(s.dtype.name, max(len(s.shape), 1)) for s in (*sources, *specs)]
             jit.infer(function, (*arrays, "uint64"), len(sources))
-        return tuple(Bound("sample", s, function, random=True) for s in specs)
+        return tuple(Bound("sample", s, function, random=draws(function)) for s in specs)
 
     written = source_of(function)
     if inputs == 1:

@@ -20,14 +20,18 @@ import numpy.typing as npt
 from jitloader.errors import DataError
 
 from . import arrow, cifar, hdf5, idx, npy, npz, raw, safetensors
+from .folder import blocks as blocks
 from .folder import create_fields as create_fields
 from .folder import open_folder as open_folder
 from .folder import save_fields as save_fields
-from .mapped import Array, Fields, Path, full_path, listing, map_file, pick
+from .folder import tidy as tidy
+from .mapped import Array, Fields, listing, map_file, pick
 from .mapped import Location as Location
 from .mapped import Map as Map
 from .mapped import Mapping as Mapping
+from .mapped import Path as Path
 from .mapped import Watch as Watch
+from .mapped import full_path as full_path
 from .mapped import locate as locate
 from .mapped import mapping as mapping
 from .mapped import reopen as reopen

@@ -37,7 +37,7 @@ from jitloader.errors import DataError
 
 from . import npy
 from .dtypes import BITS, extra_dtype, extra_name
-from .mapped import Array, DType, Fields, Path, check_dtype, check_shape, full_path, map_file, pick
+from .mapped import Array, DType, Fields, Map, Path, Stamp, check_dtype, check_shape, full_path, map_file, mapping, pick
 
 MANIFEST = "manifest.json"
 VERSION = 1
@@ -92,24 +92,22 @@ def save_fields(folder: Path, fields: Mapping[str, Array], meta: Mapping[str, An
     json.dumps(dict(meta or {}))  # a meta that JSON cannot hold is known before anything is written
     with _writing(path, specs, meta or {}) as stage:
         for name, array in fields.items():
-            head, dtype = _header(specs[name])
-            with _create(os.path.join(stage, name + ".npy"), len(head) + array.size * dtype.itemsize) as file:
-                file.write(head)
-                for block in _blocks(array):
-                    file.write(block)
-                file.flush()
-                os.fsync(file.fileno())
+            _write(os.path.join(stage, name + ".npy"), specs[name], array)
 
 
 @contextlib.contextmanager
 def create_fields(
-    folder: Path, specs: Mapping[str, tuple[npt.DTypeLike, tuple[int, ...]]], meta: Mapping[str, Any] | None = None
+    folder: Path,
+    specs: Mapping[str, tuple[npt.DTypeLike, tuple[int, ...]]],
+    meta: Mapping[str, Any] | None = None,
+    kept: Mapping[str, Array] | None = None,
 ) -> Iterator[dict[str, Array]]:
     """Give writable maps of `specs` (dtype, shape), zeros at first, that become the folder's fields on a clean exit.
 
     The same protocol and errors as `save_fields`: an exception inside the block, a crash or a kill leaves the old
     version. Disk space is reserved at the start, so that a full disk is an OSError there and no SIGBUS later. `meta` is
-    read at the exit and may be filled inside the block. Do not write to the arrays after it.
+    read at the exit and may be filled inside the block. Do not write to the arrays after it. `kept` are fields of this
+    folder, as opened, that stay as they are: the new version links their files, and copies one that was replaced since.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -118,9 +116,14 @@ def create_fields(
     ...     open_folder(folder)[0]["x"].tolist()
     [1.0, 2.0, 3.0]
     """
+    path, kept = full_path(folder), kept or {}
     checked = {name: _spec(name, np.dtype(dtype), shape) for name, (dtype, shape) in specs.items()}
+    staying = {name: _spec(name, array.dtype, array.shape) for name, array in kept.items()}
     meta = {} if meta is None else meta
-    with _writing(full_path(folder), checked, meta) as stage:
+    with _writing(path, {**staying, **checked}, meta) as stage:
+        for name, array in kept.items():
+            if not _link(os.path.join(path, name + ".npy"), os.path.join(stage, name + ".npy"), array):
+                _write(os.path.join(stage, name + ".npy"), staying[name], array)
         maps: list[mmap.mmap] = []
         arrays: dict[str, Array] = {}
         for name, (dtype, shape) in checked.items():
@@ -135,6 +138,29 @@ def create_fields(
         yield arrays
         for mapped in maps:
             mapped.flush()
+
+
+def _write(path: str, spec: tuple[DType, tuple[int, ...]], array: Array) -> None:
+    """Write an array to a new file, and put it on disk."""
+    head, dtype = _header(spec)
+    with _create(path, len(head) + array.size * dtype.itemsize) as file:
+        file.write(head)
+        for block in blocks(array):
+            file.write(block)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _link(old: str, new: str, array: Array) -> bool:
+    """Give a file a second name, if it still is the one that an array maps and the file system can."""
+    found = mapping(array)
+    try:
+        if found is None or not isinstance(found.map, Map) or Stamp.of(os.stat(old)) != found.map.stamp:
+            return False
+        os.link(old, new)
+    except (OSError, NotImplementedError, AttributeError):
+        return False
+    return True
 
 
 def _spec(name: str, dtype: DType, shape: tuple[int, ...]) -> tuple[DType, tuple[int, ...]]:
@@ -165,7 +191,7 @@ def _named(dtype: DType) -> Any:
     return extra_name(dtype) or json.loads(json.dumps(dtype.str if dtype.names is None else dtype.descr))
 
 
-def _blocks(array: Array) -> Iterator[memoryview]:
+def blocks(array: Array) -> Iterator[memoryview]:
     """The bytes of an array in C order, a block at a time; contiguous parts are not copied at all."""
     if array.size == 0:
         return
@@ -176,7 +202,7 @@ def _blocks(array: Array) -> Iterator[memoryview]:
     step = _BLOCK * len(array) // array.nbytes
     if step == 0:
         for row in array:
-            yield from _blocks(row)
+            yield from blocks(row)
         return
     for at in range(0, len(array), step):
         yield np.ascontiguousarray(array[at : at + step]).reshape(-1).view(np.uint8).data
@@ -202,11 +228,7 @@ def _writing(path: str, specs: Mapping[str, tuple[DType, tuple[int, ...]]], meta
     _make_folder(path)
     with _locked(path):
         old = _read_manifest(path, foreign=False)
-        if old is not None:
-            _finish(path, old)
-        for name in os.listdir(path):
-            if name.startswith(_STAGE):
-                shutil.rmtree(os.path.join(path, name), ignore_errors=True)
+        _sweep(path, old)
         token = os.urandom(8).hex()
         stage = os.path.join(path, _STAGE + token)
         os.mkdir(stage)
@@ -237,6 +259,25 @@ def _writing(path: str, specs: Mapping[str, tuple[DType, tuple[int, ...]]], meta
         # The new version stands. What hinders the moves (files open on Windows, say) is left to the next writer.
         with contextlib.suppress(OSError):
             _finish(path, manifest)
+
+
+def tidy(folder: Path) -> None:
+    """Finish or remove what a killed writer left in a folder, if there is anything; not where another one is at work, or
+    where nothing can be written."""
+    path = full_path(folder)
+    with contextlib.suppress(OSError):
+        if any(name.startswith(_STAGE) for name in os.listdir(path)):
+            with _locked(path):
+                _sweep(path, _read_manifest(path, foreign=False))
+
+
+def _sweep(path: str, manifest: Mapping[str, Any] | None) -> None:
+    """Move up what a killed writer had committed, and remove what it had not."""
+    if manifest is not None:
+        _finish(path, manifest)
+    for name in os.listdir(path):
+        if name.startswith(_STAGE):
+            shutil.rmtree(os.path.join(path, name), ignore_errors=True)
 
 
 def _finish(path: str, manifest: Mapping[str, Any]) -> None:

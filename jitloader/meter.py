@@ -1,0 +1,99 @@
+"""What one loader spends: counted once a run of batches, so that a batch of a microsecond does not pay for it."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from typing import NamedTuple
+
+KEPT = 4096  # runs of batches that a timeline remembers
+
+clock = time.perf_counter
+
+
+class Event(NamedTuple):
+    """One run of batches: when the consumer asked and got it, and when and in which thread it was filled (seconds)."""
+
+    asked: float
+    got: float
+    begun: float
+    seconds: float
+    thread: int
+    rows: int
+    nbytes: int
+
+
+class Tally:
+    """What one iterator handed out: `rows` is set with every batch, all else once a run of them."""
+
+    __slots__ = ("handed", "rows", "size")
+
+    def __init__(self, size: int) -> None:
+        self.size, self.rows = size, 0
+        self.handed: float | None = None  # when the consumer got the run that it works on
+
+    @property
+    def batches(self) -> int:
+        """How many batches that is: all but the last are whole."""
+        return -(-self.rows // self.size)
+
+
+class Meter:
+    """Totals over the iterators of one loader, and the last runs of batches one by one."""
+
+    def __init__(self) -> None:
+        self.batches = self.rows = self.nbytes = self.threads = self.kernels = 0
+        self.wait = self.work = self.fill = self.compile = 0.0
+        self.events: deque[Event] = deque(maxlen=KEPT)
+        self.live: list[Tally] = []
+        self.consumer = 0  # the thread that asked last
+
+    def begin(self, size: int, threads: int, consumer: int) -> Tally:
+        """Start to count for an iterator over batches of `size` rows."""
+        tally = Tally(size)
+        self.live.append(tally)
+        self.threads, self.consumer = threads, consumer
+        return tally
+
+    def asks(self, tally: Tally) -> float:
+        """The consumer is done with a run and asks for the next: give the time."""
+        now = clock()
+        if tally.handed is not None:
+            self.work += now - tally.handed
+            tally.handed = None
+        return now
+
+    def gets(
+        self, tally: Tally, asked: float, begun: float, seconds: float, thread: int, rows: int, nbytes: int
+    ) -> None:
+        """The consumer gets a run that was asked for at `asked` and filled from `begun` on, `seconds` long."""
+        tally.handed = got = clock()
+        self.wait += got - asked
+        self.fill += seconds
+        self.nbytes += nbytes
+        self.events.append(Event(asked, got, begun, seconds, thread, rows, nbytes))
+
+    def end(self, tally: Tally) -> None:
+        """An iterator is exhausted or was left."""
+        self.asks(tally)
+        self.live.remove(tally)
+        self.rows += tally.rows
+        self.batches += tally.batches
+
+    def totals(self) -> dict[str, float]:
+        """Give the totals so far, of iterators that still live as well."""
+        now, live = clock(), list(self.live)
+        work = self.work + sum(now - t.handed for t in live if t.handed is not None)
+        step = self.wait + work
+        return {
+            "batches": self.batches + sum(t.batches for t in live),
+            "rows": self.rows + sum(t.rows for t in live),
+            "bytes": self.nbytes,
+            "wait_seconds": self.wait,
+            "consumer_seconds": work,
+            "wait_share": self.wait / step if step else 0.0,
+            "fill_seconds": self.fill,
+            "fill_bytes_per_second": self.nbytes / self.fill if self.fill else 0.0,
+            "compile_seconds": self.compile,
+            "threads": self.threads,
+        }
