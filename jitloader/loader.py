@@ -244,7 +244,7 @@ class Loader:
         nbytes = size * max(program.nbytes, 64 if program.measure else 1)
         most = max(1, min(UNIT // max(nbytes, 1), -(-self._local(0) // size)))
         ahead = max(self.prefetch, 1)
-        pool = self._slots(program, most * size, ahead + 2)
+        pool = self._slots(program, min(most * size, self._local(0)), ahead + 2)
         # A short epoch is over before a thread has started.
         threads = min(self.threads, ahead) if self.prefetch and total > most * size else 0
         team = Team(plan, threads, 1 if self.prefetch else self._wide)

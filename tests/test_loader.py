@@ -740,3 +740,10 @@ def test_epochs_left_early_lose_no_buffer(how):
             time.sleep(0.01)  # a thread gives back what it was filling
         assert not any(slot.busy for slot in loader._pool._slots)
     assert loader._pool.made <= 5
+
+
+def test_a_batch_larger_than_the_data_takes_no_more_memory():
+    """The buffer is as large as the rows that there are."""
+    loader = jl.Loader(data_of(10), 10**12, shuffle=True)
+    (batch,) = loader
+    assert len(batch.i) == 10 and loader._pool._slots[0].rows == 10 and len(loader[0].i) == 10
