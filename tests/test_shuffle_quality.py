@@ -124,10 +124,11 @@ def test_the_neighbour_count_sees_a_bad_cipher():
     assert abs(normal(counts[8], 1998)) < 4.5
 
 
-@pytest.mark.parametrize("n", [1000, 70_000])
-def test_rows_stay_nowhere(n):
-    """Fixed points, and places that keep their row in the next epoch or for the next seed: one each on average."""
-    rows, trials = caller(orders.shuffled, n, n), 150
+@pytest.mark.parametrize("n, trials", [(2, 4000), (3, 4000), (64, 2000), (1000, 1000), (70_000, 150)])
+def test_rows_stay_nowhere(n, trials):
+    """Fixed points, and places that keep their row in the next epoch or for the next seed: one each on average, and of
+    variance one."""
+    rows = caller(orders.shuffled, n, n)
     fixed = same_epoch = same_seed = 0
     for k in range(trials):
         now = rows(k, 0)
@@ -136,6 +137,23 @@ def test_rows_stay_nowhere(n):
         same_seed += int((now == rows(k + 1, 0)).sum())
 
     assert max(abs(normal(x, trials)) for x in (fixed, same_epoch, same_seed)) < 4.5
+
+
+def test_nothing_stays_near_among_many_rows():
+    """At 10**8 rows, from 2**22 positions: rows near the one before, near their own place, or near the row that the next
+    epoch or the next seed has there, come as often as by chance."""
+    n, size, near = 10**8, 1 << 22, 1000
+    rows = caller(orders.shuffled, n, size)
+    places = np.arange(size) + n // 3
+    now = rows(11, 0, n // 3)
+    others = {
+        "neighbours": now[1:] - now[:-1],
+        "fixed points": now - places,
+        "next epoch": now - rows(11, 1, n // 3),
+        "next seed": now - rows(12, 0, n // 3),
+    }
+    for what, apart in others.items():
+        assert abs(normal(int((np.abs(apart) <= near).sum()), size * (2 * near + 1) / n)) < 4.5, what
 
 
 @pytest.mark.parametrize("n", [5000, 100_000])
