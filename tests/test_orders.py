@@ -586,3 +586,25 @@ def test_bad_input_is_named(make, kind, says):
         make()
 
     assert len(str(caught.value)) < 150 and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "make, says",
+    [
+        (lambda: orders.weighted([1, -1]), "weighted takes finite weights of at least 0, got -1.0 at row 1"),
+        (lambda: orders.weighted([1, NAN]), "weighted takes finite weights of at least 0, got nan at row 1"),
+        (lambda: orders.weighted([0, 0]), "weighted takes at least one weight above 0, got 2 zeros"),
+        (lambda: orders.weighted([1, 2]).plan(3, 0, 0), "weighted holds 2 values, but there are 3 rows"),
+        (lambda: orders.stratified([1, 2]).plan(3, 0, 0), "stratified holds 2 values, but there are 3 rows"),
+        (lambda: orders.balanced([1, 2]).plan(3, 0, 0), "balanced holds 2 values, but there are 3 rows"),
+        (lambda: orders.grouped([1, 2]).plan(3, 0, 0), "grouped holds 2 values, but there are 3 rows"),
+        (lambda: orders.bucketed([1, 2], 2).plan(3, 0, 0), "bucketed holds 2 values, but there are 3 rows"),
+        (lambda: orders.mixed([1, 2], [1, 0]), "mixed(shares=) takes positive, finite shares, got 0 for source 1"),
+        (lambda: orders.mixed([1, 2], [1, -2]), "mixed(shares=) takes positive, finite shares, got -2 for source 1"),
+    ],
+)
+def test_what_users_get_wrong_is_told_in_these_words(make, says):
+    """The whole text for weights, labels and shares."""
+    with pytest.raises(ValueError) as error:
+        make()
+    assert str(error.value) == says
