@@ -52,6 +52,8 @@ for epoch in range(epochs):
     for b in loader:
         pass
     del b
+    while threading.active_count() > 1:  # a thread of the epoch that is over still has its scratch
+        time.sleep(0.001)
     gc.collect()
     traced.append(tracemalloc.get_traced_memory()[0])
     held.append(from_malloc())
@@ -73,10 +75,11 @@ def test_memory(small: bool, tmp_path: Path, batch: int, prefetch: int) -> None:
     found: dict[str, Any] = json.loads(done.stdout)
     bound = (prefetch + 2) * max(found["nbytes"], 4 << 20) + (60 << 20)
     assert found["peak"] <= bound, (found, bound)
-    # Python's small objects waver by some 20 KB (measured the same after 50 and after 400 epochs): no buffer is among them.
+    # Python's small objects waver by some 20 KB (measured the same after 50 and after 400 epochs), what malloc keeps of
+    # freed ones by 100 KB; the smallest buffer has 4 MB.
     half = epochs // 2
     more = max(found["traced"][half:]) - max(found["traced"][:half]), max(found["held"][half:]) - max(found["held"][:half])
-    assert more[0] < 20_000 and more[1] < 65_536, (more, found)
+    assert more[0] < 20_000 and more[1] < 1 << 20, (more, found)
     text = f"peak {found['peak'] / 1e6:7.1f} MB of {bound / 1e6:7.1f}; {found['made']} buffers; "
     text += f"in the second half of {epochs} epochs Python held {more[0]:+,} bytes more, malloc {more[1]:+,}"
     TABLES.append((f"memory: batch of {found['nbytes'] / 1e6:.1f} MB, prefetch {prefetch}", [text]))
