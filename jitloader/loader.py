@@ -349,13 +349,14 @@ class Loader:
             raise TypeError("check takes a loader over a jl.Dataset: check the sources of a mix, or ring.copy(), alone")
         if rows is None or isinstance(rows, (int, np.integer)):
             wanted = number_of_rows(data) if rows is None else whole_number("check: rows", rows, 1)
-            length = self._order.plan(len(data), self.seed, epoch).length
+            order = self._order_of(epoch)
+            length = order.plan(len(data), self.seed, epoch).length
             if length != self._positions:
                 self._positions, self._program = length, None
             local = self._local(0)
             places = np.unique(np.linspace(0, local - 1, min(wanted, local)).round().astype(np.int64))
             places = (self.rank + places * self.world_size) % max(length, 1)
-            chosen = rows_of(self._order, len(data), self.seed, epoch, places)
+            chosen = rows_of(order, len(data), self.seed, epoch, places)
         else:
             chosen = as_indices(rows, len(data), "check: rows")
         return check(data, chosen, self.seed, epoch, self.batch_size)
