@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import bisect
 import time
 from collections import deque
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 KEPT = 4096  # runs of batches that a timeline remembers
 
@@ -26,16 +27,18 @@ class Event(NamedTuple):
 class Tally:
     """What one iterator handed out: `rows` is set with every batch, all else once a run of them."""
 
-    __slots__ = ("handed", "rows", "size")
+    __slots__ = ("ends", "handed", "rows", "size")
 
-    def __init__(self, size: int) -> None:
-        self.size, self.rows = size, 0
+    def __init__(self, size: int, ends: Any = None) -> None:
+        self.size, self.ends, self.rows = size, ends, 0
         self.handed: float | None = None  # when the consumer got the run that it works on
 
     @property
     def batches(self) -> int:
-        """How many batches that is: all but the last are whole."""
-        return -(-self.rows // self.size)
+        """How many batches that is: all but the last are whole, or end where `ends` says."""
+        if self.ends is None:
+            return -(-self.rows // self.size)
+        return bisect.bisect_left(self.ends, self.rows) + 1 if self.rows else 0
 
 
 class Meter:
@@ -48,9 +51,9 @@ class Meter:
         self.live: list[Tally] = []
         self.consumer = 0  # the thread that asked last
 
-    def begin(self, size: int, threads: int, consumer: int) -> Tally:
-        """Start to count for an iterator over batches of `size` rows."""
-        tally = Tally(size)
+    def begin(self, size: int, threads: int, consumer: int, ends: Any = None) -> Tally:
+        """Start to count for an iterator over batches of `size` rows, or that end before these rows."""
+        tally = Tally(size, ends)
         self.live.append(tally)
         self.threads, self.consumer = threads, consumer
         return tally

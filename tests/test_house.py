@@ -28,7 +28,7 @@ FLOORS = [
     ["dataset"],
     ["live", "mixing"],
     ["transitions"],
-    ["filling", "check", "quality", "state"],
+    ["filling", "check", "quality", "state", "cutting"],
     ["loader"],
     ["torch", "jax", "ray", "report", "pictures"],
     ["__init__"],
