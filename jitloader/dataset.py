@@ -209,6 +209,7 @@ class Dataset:
                 )
             fresh = tuple(name for name in step.outputs if name not in data._fields)
             data = data._with(steps=(*data._steps, step), fields=data._fields + fresh)
+            data._watches += _watches({}, (step,))
         return data
 
     def _together(self, table: Mapping[Any, Any]) -> Dataset:
@@ -784,7 +785,7 @@ def _restored(
     """Give the data set that was pickled: files are mapped where they lie, other arrays came along."""
     data = object.__new__(Dataset)
     data._set(sources, steps, fields)
-    data._python, data._watches, data._drawn = made, _watches(sources), drawn
+    data._python, data._watches, data._drawn = made, _watches(sources, steps), drawn
     return data
 
 
@@ -805,9 +806,11 @@ def _valued(
     return _restored(sources, tuple(step._replace(stage=Stage(*step.stage)) for step in steps), names, applied, drawn)
 
 
-def _watches(sources: Mapping[str, Samples]) -> tuple[storage.Watch, ...]:
-    """Watch the files below some fields."""
+def _watches(sources: Mapping[str, Samples], steps: Sequence[Step] = ()) -> tuple[storage.Watch, ...]:
+    """Watch the files below some fields, and below what stages read."""
     arrays = {id(part.array): part.array for samples in sources.values() for part in samples.parts}
+    params = (param for step in steps for bound in step.bound for param in bound.params)
+    arrays.update({id(param): param for param in params if isinstance(param, np.ndarray)})
     return tuple(watch for watch in map(storage.watch, arrays.values()) if watch is not None)
 
 

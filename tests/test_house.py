@@ -26,7 +26,7 @@ FLOORS = [
     ["passes", "blame", "batches", "pickling"],
     ["describe", "cache"],
     ["dataset"],
-    ["live", "mixing"],
+    ["live", "mixing", "packs"],
     ["transitions"],
     ["filling", "check", "quality", "state", "cutting"],
     ["loader"],
