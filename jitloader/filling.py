@@ -98,6 +98,17 @@ class Plan:
         )
         return unit.rows * self.program.nbytes + varied
 
+    def padding(self, unit: Unit) -> tuple[int, int]:
+        """Elements of a filled unit that are padding to the longest row of a batch, and all elements of such fields."""
+        empty = total = 0
+        for layout, output in zip(unit.layouts, self.program.outputs, strict=False):
+            if layout is not None and output.form == "longest":
+                here = layout.total // max(output.size, 1)
+                lengths, _ = unit.slot.spans.lengths[output.lengths]
+                empty += here - int(lengths[: unit.rows].sum())
+                total += here
+        return empty, total
+
     def fill(self, worker: compose.Worker | compose.WideWorker, unit: Unit) -> None:
         """Fill a unit's rows."""
         unit.thread, unit.begun = threading.get_ident(), time.perf_counter()

@@ -333,7 +333,10 @@ class Loader:
                     self._at = (epoch + 1, 0)
                     return
                 unit = team.wait(units)
-                meter.gets(tally, asked, unit.begun, unit.fill_seconds, unit.thread, unit.rows, plan.nbytes(unit))
+                padding = plan.padding(unit) if program.measure is not None and unit.failed is None else (0, 0)
+                meter.gets(
+                    tally, asked, unit.begun, unit.fill_seconds, unit.thread, unit.rows, plan.nbytes(unit), padding
+                )
                 # Of units in flight, those still small say nothing new; how large rows are that vary, only units tell.
                 if unit.fill_seconds < QUICK and plan.nbytes(unit) <= UNIT // 4:
                     many = max(many, min(most, len(unit.ends) * 4))
@@ -524,7 +527,8 @@ class Loader:
         """Give totals over all iterators so far, as plain numbers to log: always on, counted once a run of batches.
 
         "batches", "rows" and "bytes" that were handed out (bytes by whole runs of batches, which small batches come
-        in); "wait_seconds", in which the consumer stood still or filled along, and "consumer_seconds", in which it did
+        in); "padding_share", what part of the elements of fields padded to the longest row is
+        padding; "wait_seconds", in which the consumer stood still or filled along, and "consumer_seconds", in which it did
         its own work (and iterators cut batches out of runs, about 1 us each); "wait_share", the first's part of both;
         "fill_seconds" that kernels and Python functions ran, over all threads, and "fill_bytes_per_second" of a thread;
         "compile_seconds" for kernels, compiled or from disk; "threads" of the last iterator; "slots" of the pool, those

@@ -45,7 +45,7 @@ class Meter:
     """Totals over the iterators of one loader, and the last runs of batches one by one."""
 
     def __init__(self) -> None:
-        self.batches = self.rows = self.nbytes = self.threads = self.kernels = 0
+        self.batches = self.rows = self.nbytes = self.threads = self.kernels = self.padding = self.elements = 0
         self.wait = self.work = self.fill = self.compile = 0.0
         self.events: deque[Event] = deque(maxlen=KEPT)
         self.live: list[Tally] = []
@@ -67,13 +67,17 @@ class Meter:
         return now
 
     def gets(
-        self, tally: Tally, asked: float, begun: float, seconds: float, thread: int, rows: int, nbytes: int
-    ) -> None:
-        """The consumer gets a run that was asked for at `asked` and filled from `begun` on, `seconds` long."""
+        self, tally: Tally, asked: float, begun: float, seconds: float, thread: int, rows: int, nbytes: int,
+        padding: tuple[int, int] = (0, 0),
+    ) -> None:  # fmt: skip
+        """The consumer gets a run that was asked for at `asked` and filled from `begun` on, `seconds` long; of its padded
+        fields so many elements are padding, of so many in all."""
         tally.handed = got = clock()
         self.wait += got - asked
         self.fill += seconds
         self.nbytes += nbytes
+        self.padding += padding[0]
+        self.elements += padding[1]
         self.events.append(Event(asked, got, begun, seconds, thread, rows, nbytes))
 
     def end(self, tally: Tally) -> None:
@@ -92,6 +96,7 @@ class Meter:
             "batches": self.batches + sum(t.batches for t in live),
             "rows": self.rows + sum(t.rows for t in live),
             "bytes": self.nbytes,
+            "padding_share": self.padding / self.elements if self.elements else 0.0,
             "wait_seconds": self.wait,
             "consumer_seconds": work,
             "wait_share": self.wait / step if step else 0.0,
