@@ -1,8 +1,12 @@
 """Faults injected: whatever goes wrong, wherever, is told by its row, and the loader is usable afterwards."""
 
 import os
+import random
+import signal
 import subprocess
 import sys
+import threading
+import time
 
 import numpy as np
 import pytest
@@ -93,3 +97,157 @@ def test_without_a_compiler_the_row_is_named_too():
     assert (done.returncode, done.stderr) == (0, "")
     text = "stage 0 'cast(uint8)' on field 'x', row 400, epoch 0: value 999.0 does not fit uint8"
     assert done.stdout.splitlines() == [text, text]
+
+
+# -- every kind of stage, at every place of a chain, on every place of an epoch ---------------------------------------
+
+BAD = 700  # a row that holds it fails
+
+
+@jl.elementwise
+def value(x):
+    if x > 600:
+        raise ValueError("bad value")
+    return x + 1
+
+
+@jl.stage
+def sample(src, dst, key):
+    for i in range(src.size):
+        if src[i] > 600:
+            raise ValueError("bad value")
+        dst[i] = src[i] + 1
+
+
+@jl.stage(inputs=2)
+def joint(src, other, dst, key):
+    for i in range(src.size):
+        if src[i] > 600 and other[i] == 0:
+            raise ValueError("bad value")
+        dst[i] = src[i] + 1
+
+
+@jl.stage
+def outside(src, dst, key):
+    for i in range(src.size):
+        dst[i] = src[min(src[i], 500) * (i - 1) if src[i] > 600 else i] + 1
+
+
+@jl.batch_stage
+def batch(j, xs, x, key):
+    for i in range(x.size):
+        if xs[j, i] > 600:
+            raise ValueError("bad value")
+        x[i] = xs[j, i] + 1
+
+
+@jl.elementwise
+def plus(x):
+    return x + 1
+
+
+@jl.batch_stage
+def plus_batch(j, xs, x, key):
+    for i in range(x.size):
+        x[i] = xs[j, i] + 1
+
+
+def applied(b):
+    if (b.x > 600).any():
+        raise ValueError("bad value")
+    return {"x": b.x + 1}
+
+
+def applied_row(row, rng):
+    if (row["x"] > 600).any():
+        raise ValueError("bad value")
+    return {"x": row["x"] + 1}
+
+
+BUILT_IN = jl.lookup(np.arange(1, 602))
+KINDS = {  # how it is linked, and what its error says
+    "value": (lambda data: data.map("x", value), "'value' on field 'x', row {row}, epoch {epoch}: ValueError: bad value"),
+    "index, value": (lambda data: data.map("x", jl.random_flip(axis=0), value), "'value' on field 'x', row {row}, epoch {epoch}: ValueError"),
+    "sample": (lambda data: data.map("x", sample), "'sample' on field 'x', row {row}, epoch {epoch}: ValueError: bad value"),
+    "joint": (lambda data: data.map(("x", "zero"), joint), "'joint' on field 'x', 'zero', row {row}, epoch {epoch}: ValueError: bad value"),
+    "out of bounds": (lambda data: data.map("x", outside), "'outside' on field 'x', row {row}, epoch {epoch}: IndexError"),
+    "built-in": (lambda data: data.map("x", BUILT_IN), "'lookup(601)' on field 'x', row {row}, epoch {epoch}: value 70"),
+    "drawn": (lambda data: data.map("x", jl.random_choice(BUILT_IN, BUILT_IN)), "row {row}, epoch {epoch}: value 70"),
+    "batch": (lambda data: data.map("x", batch), "'batch' on field 'x', row {row}, epoch {epoch}: ValueError: bad value"),
+    "apply": (lambda data: data.apply(applied), "stage 'applied', rows {first}, "),
+    "apply_rows": (lambda data: data.apply_rows(applied_row), "stage 'applied_row', row {row}, epoch {epoch}: ValueError: bad value"),
+}  # fmt: skip
+PLAIN = {  # a step that adds one and never fails, beside a kind of step that only such can follow
+    "batch": lambda data: data.map("x", plus_batch),
+    "apply": lambda data: data.apply(lambda b: {"x": b.x + 1}),
+    "apply_rows": lambda data: data.apply_rows(lambda row, rng: {"x": row["x"] + 1}),
+}
+ROWS, SIZE = 23, 5
+
+
+def chained(kind, place):
+    """Three steps that add one, of which the one at `place` is of this kind; and the array under them."""
+    x = np.arange(2 * ROWS).reshape(ROWS, 2)
+    data = jl.Dataset(x=x, zero=np.zeros((ROWS, 2), np.int64), i=np.arange(ROWS))
+    plain = PLAIN.get(kind, lambda data: data.map("x", plus))
+    for k in range(3):
+        data = KINDS[kind][0](data) if k == place else plain(data)
+    return data, x
+
+
+def fail_everywhere(kind, place, shuffle=None):
+    """Run epochs in which one row fails: what is before it comes, it is named, and once it is mended all goes on."""
+    data, x = chained(kind, place)
+    for row, epoch, how in [
+        (0, 0, {}),
+        (11, 2, {"shuffle": True}),
+        (ROWS - 1, 1, {"prefetch": 0}),
+        (7, 0, {"threads": 2, "shuffle": True}),
+    ]:
+        how = {**how, "shuffle": shuffle or how.get("shuffle", False)}
+        loader = jl.Loader(data, SIZE, seed=3, **how)
+        loader.epoch = epoch
+        kept = x[row].copy()
+        x[row] = BAD
+        got = []
+        with pytest.raises(jl.PipelineError) as caught:
+            for b in loader:
+                got.append(b.i.tolist())
+        text = str(caught.value)
+        loader.epoch = epoch
+        x[row] = kept
+        whole = list(loader)
+        order = [b.i.tolist() for b in whole]
+        at = next(k for k, rows in enumerate(order) if row in rows)
+        first = ", ".join(map(str, order[at][:3]))
+        assert KINDS[kind][1].format(row=row, epoch=epoch, first=first) in text, text
+        assert __file__ in text and os.path.dirname(jl.__file__) not in text and len(text.splitlines()) <= 5
+        assert got == order[:at]
+        assert sorted(sum(order, [])) == list(range(ROWS))
+        for b in whole:
+            assert np.array_equal(np.sort(b.x), np.sort(x[b.i] + 3))
+        assert loader.state_dict()["epoch"] == epoch + 1
+
+
+@pytest.mark.parametrize("place", range(3))
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_row_that_fails_in_plain_python(kind, place, monkeypatch):
+    """A failure of each kind of stage, first, in the middle and last in its chain."""
+    monkeypatch.setenv("NUMBA_DISABLE_JIT", "1")
+    fail_everywhere(kind, place)
+
+
+NIGHTLY = {"drawn", "value", "joint"}  # compiled: the others have the same paths
+
+
+@pytest.mark.parametrize(
+    "kind, place",
+    [
+        pytest.param(k, p, marks=[] if p == 1 and k not in NIGHTLY else [pytest.mark.nightly])
+        for k in KINDS
+        for p in range(3)
+    ],
+)
+def test_a_row_that_fails_compiled(kind, place):
+    """The same, compiled, one order alone."""
+    fail_everywhere(kind, place, shuffle=True)
