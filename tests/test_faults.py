@@ -1,8 +1,7 @@
 """Faults injected: whatever goes wrong, wherever, is told by its row, and the loader is usable afterwards."""
 
+import ctypes
 import os
-import random
-import signal
 import subprocess
 import sys
 import threading
@@ -12,6 +11,8 @@ import numpy as np
 import pytest
 
 import jitloader as jl
+from jitloader import loader as loader_module
+from jitloader.jit import store
 
 
 def told(make):
@@ -251,3 +252,204 @@ NIGHTLY = {"drawn", "value", "joint"}  # compiled: the others have the same path
 def test_a_row_that_fails_compiled(kind, place):
     """The same, compiled, one order alone."""
     fail_everywhere(kind, place, shuffle=True)
+
+
+# -- no memory, no reading, killed ------------------------------------------------------------------------------------
+
+
+def script(code, *arguments):
+    """Run a script in a process of its own."""
+    done = subprocess.run(
+        [sys.executable, "-c", code, *map(str, arguments)], capture_output=True, text=True, timeout=600
+    )
+    assert (done.returncode, done.stderr) == (0, ""), done.stderr
+    return done.stdout.splitlines()
+
+
+LIMITED = """
+import resource
+import numpy as np, jitloader as jl
+
+def limit(extra):
+    with open("/proc/self/status") as file:
+        used = next(int(line.split()[1]) for line in file if line.startswith("VmSize")) << 10
+    resource.setrlimit(resource.RLIMIT_AS, (used + extra if extra else -1, -1))
+
+def epoch(loader):
+    try:
+        return sum(int(batch.i.sum()) for batch in loader)
+    except MemoryError as error:
+        return str(error)
+
+data = jl.Dataset(x=np.broadcast_to(np.float32(3), (2048, 1 << 16)), i=np.arange(2048))  # 256 KB a row, nowhere in memory
+large, middle, small = (jl.Loader(data, size, threads=1) for size in (1024, 512, 16))
+small.warmup(), middle.warmup(), large.warmup()
+limit(220 << 20)
+print(epoch(large))
+print(epoch(small))
+print(epoch(middle))  # of which one buffer can be had
+print(epoch(small))
+try:
+    large[0]
+except MemoryError as error:
+    print("alone:", isinstance(error, MemoryError))
+limit(0)
+print(epoch(large), epoch(middle))
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc/self")
+def test_a_limit_on_memory():
+    """A batch there is no memory for is an error with its bytes and rows; smaller batches go on; with memory, all do."""
+    found = script(LIMITED)
+    total = sum(range(2048))
+    assert found[0] == "no memory for a batch buffer of 268,435,456 bytes (1,024 rows): use a smaller batch_size"
+    assert found[1] == found[3] == str(total)
+    assert found[2] == "no memory for a batch buffer of 134,217,728 bytes (512 rows): use a smaller batch_size"
+    assert found[4:] == ["alone: True", f"{total} {total}"]
+
+
+KILLED = """
+import os, random, signal, sys, time
+from pathlib import Path
+from jitloader.jit import store
+
+folder, count = Path(sys.argv[1]), int(sys.argv[2])
+file, generator, seen = folder / "one.kernel", random.Random(7), set()
+payloads = [bytes([v]) * 300_000 for v in range(4)]
+for run in range(count):
+    child = os.fork()
+    if not child:
+        while True:
+            for v, payload in enumerate(payloads):
+                store.write(file, {"v": v}, payload)
+    time.sleep(generator.random() * 0.02)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    found = store.read(file)
+    if found is None:
+        assert not file.exists()  # killed before the first was there
+    else:
+        assert found[1] == payloads[found[0]["v"]]
+        seen.add(found[0]["v"])
+print(len(seen), len(list(folder.glob("*.part"))))
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="forks writers")
+@pytest.mark.parametrize("count", [40, pytest.param(500, marks=pytest.mark.nightly)])
+def test_killed_writers_of_kernels(tmp_path, count):
+    """kill -9 at random moments leaves a whole kernel or none; what was half written goes once it is an hour old."""
+    (found,) = script(KILLED, tmp_path, count)
+    seen, parts = map(int, found.split())
+    assert seen > 1 and parts > 0
+    newest = tmp_path / "new.part"
+    newest.write_bytes(b"")
+    for part in set(tmp_path.glob("*.part")) - {newest}:
+        os.utime(part, (time.time() - 4000,) * 2)
+    store.write(tmp_path / "other.kernel", {}, b"")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["new.part", "one.kernel", "other.kernel"]
+
+
+def test_an_interrupted_write_leaves_nothing(tmp_path, monkeypatch):
+    """Ctrl-C while a kernel is written is Ctrl-C, and no half file stays."""
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "replace", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        store.write(tmp_path / "one.kernel", {}, b"abc")
+    assert not list(tmp_path.iterdir())
+
+
+UNREADABLE = """
+import os, sys
+import numpy as np, jitloader as jl
+if os.geteuid() == 0:
+    os.seteuid(65534)  # root reads everything
+try:
+    jl.Dataset(x=sys.argv[1])
+except PermissionError as error:
+    print(error)
+"""
+
+
+@pytest.mark.skipif(os.name == "nt", reason="the permission bits are POSIX")
+def test_a_file_that_may_not_be_read(tmp_path):
+    """A file without permission is the system's error, with its path, on the line that names it."""
+    path = tmp_path / "x.npy"
+    np.save(path, np.arange(10))
+    path.chmod(0)
+    assert script(UNREADABLE, path) == [f"[Errno 13] field 'x': Permission denied: {str(path)!r}"]
+
+
+def test_a_file_that_becomes_unreadable_is_still_mapped(tmp_path):
+    """Permissions that are taken away, or a name that is, change nothing for a map that is open."""
+    np.save(tmp_path / "x.npy", np.arange(100))
+    loader = jl.Loader(jl.Dataset(x=tmp_path / "x.npy"), 10)
+    batches = iter(loader)
+    next(batches)
+    (tmp_path / "x.npy").chmod(0)
+    assert sum(int(b.x.sum()) for b in batches) == sum(range(10, 100))
+    assert sum(int(b.x.sum()) for b in loader) == sum(range(100))
+
+
+# -- background threads that end --------------------------------------------------------------------------------------
+
+
+def end(thread, kind):
+    """Let a kind of exception come up in a thread, wherever it is."""
+    assert ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), ctypes.py_object(kind)) == 1
+
+
+@pytest.mark.parametrize("apply", [False, True])
+def test_a_thread_that_is_ended_from_outside(apply):
+    """Where the background thread of an epoch is gone the consumer fills by itself, Python functions too; none is lost."""
+    data = jl.Dataset(i=np.arange(400))
+    data = data.apply(lambda batch: {"i": batch.i + 1}) if apply else data
+    loader = jl.Loader(data, 10, threads=1, prefetch=2)
+    before = set(threading.enumerate())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loader_module, "UNIT", 80)  # a batch a unit
+        patch.setattr(threading, "excepthook", lambda args: None)
+        batches = iter(loader)
+        rows = next(batches).i.tolist()
+        (thread,) = set(threading.enumerate()) - before
+        time.sleep(0.1)  # until it waits for work
+        end(thread, SystemExit)
+        rows += [i for batch in batches for i in batch.i.tolist()]
+        thread.join(10)
+    assert rows == list(range(apply, 400 + apply)) and not thread.is_alive()
+    assert [i for batch in loader for i in batch.i.tolist()] == rows
+    assert not any(slot.busy for slot in loader._pool._slots)
+
+
+def test_a_thread_that_is_ended_at_work():
+    """What comes up in a Python function on the background thread comes to the consumer; the next epoch is whole."""
+    began, sent = threading.Event(), threading.Event()
+
+    def wait(batch):
+        began.set()
+        while not sent.is_set():
+            time.sleep(0.01)
+        return {}
+
+    loader = jl.Loader(jl.Dataset(i=np.arange(400)).apply(wait), 10, threads=1)
+    before = set(threading.enumerate())
+
+    def ended():
+        assert began.wait(60)
+        (thread,) = [t for t in set(threading.enumerate()) - before if t.name == "jitloader"]
+        end(thread, InterruptedError)
+        time.sleep(0.1)
+        sent.set()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loader_module, "UNIT", 80)
+        ending = threading.Thread(target=ended)
+        ending.start()
+        with pytest.raises(jl.PipelineError, match="stage 'wait', rows 0, 1, 2, ..., epoch 0: InterruptedError"):
+            list(loader)
+        ending.join()
+        assert [i for batch in loader for i in batch.i.tolist()] == list(range(400))
