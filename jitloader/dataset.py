@@ -504,14 +504,11 @@ class Dataset:
         """Give one sample through its stages, in plain Python, with the draws it has in that epoch of a loader."""
         self.verify()
         try:
-            found = compose.sample_of(self._sources, self._steps, self._fields, row, epoch_key(seed, epoch))
+            found = compose.batch_of(self._sources, self._steps, self._fields, row, epoch_key(seed, epoch))
         except compose.RowError as error:
             raise blame.of_row(self._chain, error, error.failure.row, seed, epoch) from None
-        sample = [np.asarray(found[name])[()] for name in self._fields]
-        if not self._python:
-            return self._batch(*sample)
-        batch = self.finish([*(np.asarray(a)[None] for a in sample), np.array([row])], seed, epoch, True)
-        return python.first_row(batch)
+        arrays = [found[name] for name in self._fields] + ([np.array([row])] if self._python else [])
+        return python.first_row(self.finish(arrays, seed, epoch, True))
 
     def trace(self, row: int, *, seed: int = 0, epoch: int = 0) -> list[tuple[str, Any]]:
         """Give one sample after each stage, in plain Python: ("source", sample), then (stage name, sample) a step.

@@ -236,8 +236,13 @@ class Team:
                     return unit
                 if other.take.acquire(blocking=False):
                     self.fill_here(other)
-        if not unit.done:
-            unit.ready.acquire()
+        while not unit.done and not unit.ready.acquire(timeout=1):
+            if not any(thread.is_alive() for thread in self.threads):  # somebody ended them from outside
+                self.threads = []
+                if unit.take.acquire(blocking=False):
+                    self.fill_here(unit)
+                elif not unit.done:
+                    unit.done, unit.problem = True, RuntimeError("the thread that was filling this batch was ended")
         return unit
 
     def stop(self, units: deque[Unit], join: bool = False, own: Any = os.getpid) -> None:

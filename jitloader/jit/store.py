@@ -9,6 +9,7 @@ import os
 import struct
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +62,8 @@ def clear_cache() -> int:
     """Remove all compiled kernels and remembered types from the cache folder and give their number."""
     folder = cache_folder()
     files = [*folder.glob("*.kernel"), *folder.glob("*.type")] if folder else []
+    if folder:
+        _tidy(folder)
     for file in files:
         with contextlib.suppress(OSError):
             file.unlink()
@@ -71,16 +74,24 @@ def write(file: Path, meta: dict[str, Any], payload: bytes) -> None:
     """Write a cache file whole or not at all; a full disk costs the cache, not the run."""
     head = json.dumps(meta).encode()
     body = struct.pack("<I", len(head)) + head + payload
-    try:
+    with contextlib.suppress(OSError):
+        _tidy(file.parent)
         handle, name = tempfile.mkstemp(dir=file.parent, suffix=".part")
         try:
             with os.fdopen(handle, "wb") as f:
                 f.write(MAGIC + hashlib.sha256(body).digest() + body)
             os.replace(name, file)
-        except OSError:
+        except BaseException:
             os.unlink(name)
-    except OSError:
-        pass
+            raise
+
+
+def _tidy(folder: Path) -> None:
+    """Remove what writers that were killed have left: no write takes an hour."""
+    for part in folder.glob("*.part"):
+        with contextlib.suppress(OSError):
+            if time.time() - part.stat().st_mtime > 3600:
+                part.unlink()
 
 
 def read(file: Path) -> tuple[dict[str, Any], bytes] | None:
