@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .dtypes import carry, lend
+from .foreign import as_array
 from .spec import Spec
 
 
@@ -94,7 +95,7 @@ def records(array: Any, *, field: str = "array") -> Samples:
     if isinstance(array, np.ma.MaskedArray):
         raise TypeError(f"field {field!r} is a masked array, and kernels see no mask: give array.filled(value)")
     if not isinstance(array, np.ndarray):
-        array = _as_array(array, field)
+        array = as_array(array, field)
     array = array.view(np.ndarray)
     if array.ndim == 0:
         raise ValueError(f"field {field!r} is 0-d: it has no rows")
@@ -109,20 +110,6 @@ def records(array: Any, *, field: str = "array") -> Samples:
     carrier, view = carry(array)
     part, strides = flatten(view)
     return Samples("records", (part,), array.dtype, carrier, tuple(array.shape[1:]), strides, Rows(len(array)))
-
-
-def _as_array(value: Any, field: str) -> np.ndarray:
-    """Give a list or another library's array as an array, or refuse what is neither."""
-    try:
-        array = np.asarray(value)
-    except (ValueError, TypeError):
-        if isinstance(value, (list, tuple)):
-            raise ValueError(f"field {field!r}: rows differ in length: give jl.ragged(rows)") from None
-        raise TypeError(f"field {field!r} is of type {type(value).__name__}: give an array") from None
-    if array.ndim == 0 and array.dtype.hasobject:
-        what = "None" if value is None else f"of type {type(value).__name__}"
-        raise TypeError(f"field {field!r} is {what}: give an array")
-    return array
 
 
 def flatten(array: np.ndarray) -> tuple[Part, tuple[int, ...]]:
