@@ -19,9 +19,10 @@ PACKAGE = Path(jl.__file__).parent
 FLOORS = [
     ["spec", "errors", "rng", "ranks", "tables", "canvas", "meter", "bars"],
     ["jit", "buffers"],
-    ["dtypes", "python"],
+    ["dtypes", "python", "foreign"],
     ["storage", "samples", "orders", "stages", "packing", "replay"],
     ["ragged", "windows"],
+    ["frames"],
     ["compose"],
     ["passes", "blame", "batches", "pickling"],
     ["describe", "cache"],

@@ -25,6 +25,10 @@ class Ragged(NamedTuple):
         return len(self.offsets) - 1
 
 
+# NamedTuple's own takes the number of rows for the number of its fields; `_replace` goes through it.
+Ragged._make = classmethod(lambda cls, pair: cls(*pair))  # type: ignore
+
+
 class Output(NamedTuple):
     """One field of the batch as a kernel writes it: flat, `size` items of dtype `carrier` a row.
 
