@@ -245,7 +245,9 @@ class Dataset:
                     f"{self.spec[name].dtype}; cast before it [{step.stage.where}]"
                 )
         if step.outputs != step.fields:
-            raise ValueError(f"to= is for stages of single rows; the batch stage {step.stage.name!r} gives its own fields")
+            raise ValueError(
+                f"to= is for stages of single rows; the batch stage {step.stage.name!r} gives its own fields"
+            )
         new = self._with()
         new._python = (*self._python, batches.mixed(step._replace(salt=self._salt + len(self._python)), number))
         return new
@@ -748,11 +750,25 @@ class Dataset:
         )
 
 
-def open(path: str | os.PathLike[str], *more: str | os.PathLike[str], fields: Sequence[str] | None = None) -> Dataset:
-    """Map what lies at a path to a data set: a folder of `.npy`, or one file whose format names its fields.
+def open(
+    path: str | os.PathLike[str],
+    *more: str | os.PathLike[str],
+    fields: Sequence[str] | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+    progress: bool = True,
+) -> Dataset:
+    """Map what lies at a path or a URL to a data set: a folder of `.npy`, or one file whose format names its fields.
 
     Formats are found by content: `.npy`, stored `.npz`, IDX, CIFAR binary, safetensors, HDF5, Arrow. Files are mapped,
-    not read, whatever their size. `fields` picks some. Raises OSError or DataError naming the path.
+    not read, whatever their size. `fields` picks some.
+
+    What a URL holds (http, https; s3, gs and what else fsspec knows, with `storage_options` for it) is downloaded in
+    parallel ranges to a local cache, which all processes share, and then mapped: once for each version of the file. An
+    interrupted download goes on where it was. The cache lies in `JITLOADER_DATA_DIR`, else in the user's cache folder;
+    the least recently used go where it would exceed `JITLOADER_DATA_LIMIT` bytes (50 GiB, or half of the free disk).
+    `progress` shows tqdm's bar, where it is installed.
+
+    Raises OSError or DataError naming path or URL; ImportError naming the package that a URL needs.
 
     >>> import tempfile, numpy as np, jitloader as jl
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -760,7 +776,7 @@ def open(path: str | os.PathLike[str], *more: str | os.PathLike[str], fields: Se
     ...     len(jl.open(folder))
     3
     """
-    return Dataset(storage.open_fields(path, *more, fields=fields))
+    return Dataset(storage.open_fields(path, *more, fields=fields, options=storage_options, progress=progress))
 
 
 def _open(path: Any, name: str) -> np.ndarray:
