@@ -249,7 +249,9 @@ class Dataset:
                     f"{self.spec[name].dtype}; cast before it [{step.stage.where}]"
                 )
         if step.outputs != step.fields:
-            raise ValueError(f"to= is for stages of single rows; the batch stage {step.stage.name!r} gives its own fields")
+            raise ValueError(
+                f"to= is for stages of single rows; the batch stage {step.stage.name!r} gives its own fields"
+            )
         new = self._with()
         new._python = (*self._python, batches.mixed(step._replace(salt=self._salt + len(self._python)), number))
         return new
@@ -759,16 +761,24 @@ def open(
     *more: str | os.PathLike[str],
     fields: Sequence[str] | None = None,
     unpack: bool | str | os.PathLike[str] | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+    progress: bool = True,
 ) -> Dataset:
-    """Map what lies at a path to a data set: a folder of `.npy` or of Hugging Face `datasets`, or one file whose format
-    names its fields.
+    """Map what lies at a path or a URL to a data set: a folder of `.npy` or of Hugging Face `datasets`, or one file whose
+    format names its fields.
 
     Formats are found by content: `.npy`, stored `.npz`, IDX, CIFAR binary, safetensors, HDF5, Arrow, Parquet. Files are
     mapped, not read, whatever their size; lists of free length come as `jl.ragged`, a structured array as its columns.
     `fields` picks some. Parquet, and with `unpack=True` a compressed `.npz`, are decoded once into `.npy` files in the
     cache folder (or in the folder `unpack`), and found there as long as the file stays the same.
 
-    Raises OSError or DataError naming the path, ImportError naming the extra to install.
+    What a URL holds (http, https; s3, gs and what else fsspec knows, with `storage_options` for it) is downloaded in
+    parallel ranges to a local cache, which all processes share, and then mapped: once for each version of the file. An
+    interrupted download goes on where it was. The cache lies in `JITLOADER_DATA_DIR`, else in the user's cache folder;
+    the least recently used go where it would exceed `JITLOADER_DATA_LIMIT` bytes (50 GiB, or half of the free disk).
+    `progress` shows tqdm's bar, where it is installed.
+
+    Raises OSError or DataError naming path or URL, ImportError naming the extra to install.
 
     >>> import tempfile, numpy as np, jitloader as jl
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -778,7 +788,7 @@ def open(
     """
     if not isinstance(path, (str, bytes, os.PathLike)):
         raise TypeError(f"open takes a path, got a {type(path).__name__}: give what is in memory to jl.Dataset")
-    found = storage.open_fields(path, *more, fields=fields, unpack=unpack)
+    found = storage.open_fields(path, *more, fields=fields, unpack=unpack, options=storage_options, progress=progress)
     alone = next(iter(found.values()))
     records_alone = frames.columns(alone) if len(found) == 1 and isinstance(alone, np.ndarray) else None
     return Dataset(records_alone or found)
