@@ -583,9 +583,9 @@ class Dataset:
         row numbers come out last.
         """
         rows = python.ROWS if self._python or number else ""
-        kinds = (order, base, rows, *(jit.typeof(p) for p in order_params))
+        kinds = (base, rows)
         if kinds in self._programs:
-            return self._programs[kinds]._replace(order=tuple(order_params))
+            return self._programs[kinds].ordered(order, order_params)
         made = compose.compose(self._sources, self._steps, self._fields, order, order_params, len(self), rows, base)
         if not any(step.stage.user for step in self._steps):  # what a user's function refers to may change
             self._programs[kinds] = made

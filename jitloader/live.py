@@ -42,6 +42,9 @@ class _Guarded:
     def lengths(self, first: int, step: int, count: int, place: int, spans: compose.Spans) -> Any:
         return self.ring.consistent(lambda: self.inner.lengths(first, step, count, place, spans))
 
+    def reorder(self, *params: Any) -> None:
+        self.inner.reorder(*params)
+
     def lay_out(self, k: int, rows: int, spans: compose.Spans) -> compose.Layout:
         return self.inner.lay_out(k, rows, spans)
 
@@ -274,9 +277,7 @@ class Replay:
         except IndexError:
             worker = data.program(table_rows, (rows,)).worker(0, (rows,))
         worker.call.set(4, epoch_key(0, step))
-        for call in (worker.call, worker.measure):
-            if call is not None:
-                call.set(len(compose.FIXED), rows)
+        worker.reorder(rows)
         arrays, failed = compose.collect(worker.program, worker, 0, 1, size)
         workers.append(worker)
         if failed is not None:

@@ -103,12 +103,11 @@ class _Fuser:
     def program(self, order: Callable[..., Any], order_params: Sequence[Any]) -> Program:
         """Write the function, and the one that measures where rows vary."""
         code, add, block = self.code, self.code.add, self.code.block
-        given = "".join(f", order{k}" for k in range(len(order_params)))
         varied = [o for o in self.outputs if o.form != "fixed"]
         add("done = 0")
         with block("while done < count:"):
             add(f"m = min({BLOCK}, count - done)")
-            add(f"{code.function(order)}(first + done * step, step, rows[:m]{given})")
+            self._find()
             with block("for j in range(m):"):
                 add("r = rows[j]")
                 if self.base is not None:
@@ -136,7 +135,7 @@ class _Fuser:
                             flush(code, flow, f"out{self.at[output.name]}", self._base(output), output.spec)
             add("done += m")
         add("return 0")
-        names = [*FIXED, *(f"order{k}" for k in range(len(order_params)))]
+        names = [*FIXED]
         for k, output in enumerate(self.outputs):
             names.append(f"out{k}")
             if output.form != "fixed":
@@ -147,6 +146,7 @@ class _Fuser:
             source=text,
             function=function,
             outputs=tuple(self.outputs),
+            find=order,
             order=tuple(order_params),
             arguments=tuple(code.arguments),
             scratch=tuple(code.scratch),
@@ -155,6 +155,11 @@ class _Fuser:
             notes=tuple(code.notes),
             measure=measure,
         )
+
+    def _find(self) -> None:
+        """Write how the rows of a block of positions are found."""
+        with self.code.block("if find_rows(find, order, first + done * step, step, rows[:m]) != 0:"):
+            self.code.add("return 2")
 
     # -- reading ------------------------------------------------------------------------------------------------------
 
@@ -579,11 +584,10 @@ class _Fuser:
         self.code, self.parts = code, {}
         self.count = code.argument(len_of(self.sources))
         names = sorted({o.lengths for o in self.outputs if o.form != "fixed"})
-        given = "".join(f", order{k}" for k in range(len(order_params)))
         code.add("done = 0")
         with code.block("while done < count:"):
             code.add(f"m = min({BLOCK}, count - done)")
-            code.add(f"{code.function(order)}(first + done * step, step, rows[:m]{given})")
+            self._find()
             with code.block("for j in range(m):"):
                 code.add("r = rows[j]")
                 if self.base is not None:
@@ -605,13 +609,14 @@ class _Fuser:
                     code.add(f"out{k}[place + done + j] = {length}")
             code.add("done += m")
         code.add("return 0")
-        heads = [*FIXED, *(f"order{k}" for k in range(len(order_params))), *(f"out{k}" for k in range(len(names)))]
+        heads = [*FIXED, *(f"out{k}" for k in range(len(names)))]
         text, function = code.finish(jit.APART, heads)
         outputs = tuple(Output(name, Spec(np.dtype(np.int64), ()), np.dtype(np.int64), 1) for name in names)
         return Program(
             source=text,
             function=function,
             outputs=outputs,
+            find=order,
             order=tuple(order_params),
             arguments=tuple(code.arguments),
             scratch=tuple(code.scratch),

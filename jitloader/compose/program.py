@@ -11,8 +11,9 @@ from .. import jit
 from ..spec import Spec
 from ..stages import Step
 
+COUNTS = jit.Array("int64", 1)
 BLOCK = 256  # positions turned into rows at a time
-FIXED = ("first", "step", "count", "place", "key", "rows", "error")
+FIXED = ("first", "step", "count", "place", "key", "rows", "error", "find", "order")
 
 
 class Ragged(NamedTuple):
@@ -46,18 +47,20 @@ class Output(NamedTuple):
 
 
 class Program(NamedTuple):
-    """A pipeline as one function: `function(first, step, count, place, key, rows, error, *order, *outputs, *arguments)`.
+    """A pipeline as one function: `function(first, step, count, place, key, rows, error, find, order, *outputs, *arguments)`.
 
     It writes the samples at positions first, first + step, ... into rows place, place + 1, ... of the flat outputs, and
-    returns 0, or 1 with `error` = (number of the failed step + 1 or 0 for a row out of range, row, position). Where
-    rows vary in length, two int64 arrays follow each such output: the item at which each row starts, and how many
+    returns 0, or 1 with `error` = (number of the failed step + 1 or 0 for a row out of range, row, position), or 2 where
+    the order raised. Rows come from an order's own kernel, by its address and its arguments: one function serves all
+    orders. Where rows vary in length, two int64 arrays follow each such output: the item at which each row starts, and how many
     elements of the first axis it has; `measure`, a program of the same form, gives the lengths they are made from.
     """
 
     source: str
     function: Callable[..., int]
     outputs: tuple[Output, ...]
-    order: tuple[Any, ...]  # parameters of the order, as they were when composed; other epochs give others
+    find: Callable[..., Any]  # the order's kernel
+    order: tuple[Any, ...]  # and its parameters, as they were when composed; other epochs give others
     arguments: tuple[Any, ...]
     scratch: tuple[tuple[str, int], ...]  # dtype and size of per-thread buffers, the last arguments
     owners: tuple[int, ...]  # for each line of the source, the step it belongs to (-1: none)
@@ -67,8 +70,7 @@ class Program(NamedTuple):
 
     def signature(self) -> tuple[jit.Type, ...]:
         """Give the kernel types of all arguments."""
-        kinds: list[jit.Type] = [jit.INT] * 5 + [jit.Array("int64", 1)] * 2
-        kinds += [jit.typeof(p) for p in self.order]
+        kinds: list[jit.Type] = [jit.INT] * 5 + [COUNTS] * 2 + [jit.INT, COUNTS]
         for output in self.outputs:
             kinds.append(jit.Array(output.carrier.name, 1))
             if output.form != "fixed":
@@ -76,17 +78,27 @@ class Program(NamedTuple):
         kinds += [jit.typeof(a) for a in self.arguments]
         return tuple(kinds + [jit.Array(name, 1) for name, _ in self.scratch])
 
+    def ordered(self, find: Callable[..., Any], order: Sequence[Any]) -> Program:
+        """Give the program with rows from another order."""
+        measure = None if self.measure is None else self.measure.ordered(find, order)
+        return self._replace(find=find, order=tuple(order), measure=measure)
+
     def worker(self, key: int, order: Sequence[Any]) -> Worker:
         """Give one thread's hold on the program."""
         return Worker(self, key, order)
 
     def load(self) -> jit.Kernel:
-        """Give the program compiled."""
+        """Give the program compiled, and its order too."""
+        jit.load(self.find, self.finding())
         return jit.load(self.function, self.signature(), name="fill")
+
+    def finding(self) -> tuple[jit.Type, ...]:
+        """Give the types that the order's kernel takes."""
+        return (jit.INT, jit.INT, COUNTS, *(jit.typeof(p) for p in self.order))
 
     def places(self) -> list[int]:
         """Give the place of each output among the arguments."""
-        at, found = len(FIXED) + len(self.order), []
+        at, found = len(FIXED), []
         for output in self.outputs:
             found.append(at)
             at += 1 if output.form == "fixed" else 3
@@ -100,8 +112,8 @@ class Program(NamedTuple):
             if output.form != "fixed":
                 outputs += [np.zeros(0, np.int64), np.zeros(0, np.int64)]
         own = [np.zeros(size, name) for name, size in self.scratch]
-        fixed = [0, 1, 0, 0, 0, np.zeros(BLOCK, np.int64), np.zeros(4, np.int64)]
-        return [*fixed, *self.order, *outputs, *self.arguments, *own]
+        fixed = [0, 1, 0, 0, 0, np.zeros(BLOCK, np.int64), np.zeros(4, np.int64), 0, np.zeros(0, np.int64)]
+        return [*fixed, *outputs, *self.arguments, *own]
 
     @property
     def nbytes(self) -> int:
@@ -115,7 +127,9 @@ class Worker:
     def __init__(self, program: Program, key: int, order: Sequence[Any] | None = None, plain: bool = False) -> None:
         self.program = program
         self.key = key
-        self.order = program.order if order is None else order
+        kinds = program.finding()
+        finder = jit.plain(program.find, kinds) if plain else jit.load(program.find, kinds)
+        self.order = finder.bind(0, 1, np.zeros(0, np.int64), *(program.order if order is None else order))
         self.call = self._bind(program, plain)
         self.measure: jit.Call | None = None
         self.places = program.places()
@@ -128,9 +142,22 @@ class Worker:
     def _bind(self, program: Program, plain: bool) -> jit.Call:
         kernel = jit.plain(program.function, program.signature()) if plain else program.load()
         values = program.values()
-        values[len(FIXED) : len(FIXED) + len(program.order)] = self.order
         values[4] = self.key
+        if self.order.plain:
+            values[7] = self._find
+        else:
+            values[7:9] = self.order.address, self.order.words
         return kernel.bind(*values)
+
+    def _find(self, first: int, step: int, rows: np.ndarray) -> None:
+        """Let the order write rows in plain Python."""
+        params = (self.order.value(3 + k) for k in range(len(self.program.order)))
+        self.program.find(first, step, rows, *params)
+
+    def reorder(self, *params: Any) -> None:
+        """Go on with other parameters of the order."""
+        for k, param in enumerate(params):
+            self.order.set(3 + k, param)
 
     def lengths(self, first: int, step: int, count: int, place: int, spans: Spans) -> Failure | None:
         """Write the lengths of the rows at positions first, first + step, ... from row `place` on."""
@@ -175,8 +202,12 @@ class WideWorker:
             f"{w}[c * {max(size, 1)} : (c + 1) * {max(size, 1)}]"
             for w, (_, size) in zip(own, program.scratch, strict=True)
         ]
-        heads = ["first", "step", "count", "place", "key", "rows", "error", "status", "chunks", *many, *own]
+        kinds = program.finding()
+        self.order = jit.load(program.find, kinds).bind(0, 1, np.zeros(0, np.int64), *order)
+        size = self.order.words.size
+        heads = ["first", "step", "count", "place", "key", "rows", "error", "find", "order", "status", "chunks", *many, *own]
         block = f"rows[c * {BLOCK} : (c + 1) * {BLOCK}], error[c * 4 : c * 4 + 4]"
+        block += f", find, order[c * {size} : (c + 1) * {size}]"
         given = ", ".join([block, *many, *parts])
         text = (
             f"def fill_wide({', '.join(heads)}):\n"
@@ -190,14 +221,14 @@ class WideWorker:
         exec(compile(text, jit.GENERATED, "exec"), scope)
         values = program.values()
         inner = values[len(FIXED) : len(values) - len(program.scratch)]
-        inner[: len(order)] = order
         self.status = np.zeros(chunks, np.int64)
         self.error = np.zeros(4 * chunks, np.int64)
         wide = [np.zeros(max(size, 1) * chunks, name) for name, size in program.scratch]
         rows = np.zeros(BLOCK * chunks, np.int64)
-        every = [0, 1, 0, 0, key, rows, self.error, self.status, chunks, *inner, *wide]
-        kinds = list(program.signature())
-        types = [*kinds[:7], jit.Array("int64", 1), jit.INT, *kinds[7:]]
+        words = np.tile(self.order.words, chunks)
+        every = [0, 1, 0, 0, key, rows, self.error, self.order.address, words, self.status, chunks, *inner, *wide]
+        own_types = list(program.signature())
+        types = [*own_types[:9], COUNTS, jit.INT, *own_types[9:]]
         self.call: Any = _Shifted(jit.load(scope["fill_wide"], types, parallel=True, name="fill_wide").bind(*every))
 
     def fill(self, first: int, step: int, count: int, place: int) -> Failure | None:
@@ -243,6 +274,8 @@ def run(call: jit.Call, first: int, step: int, count: int, place: int) -> Failur
     if not status:
         return None
     error = call.value(6)
+    if status == 2:
+        return Failure(-2, int(error[1]), int(error[3]))
     return Failure(int(error[0]) - 1, int(error[1]), int(error[2]))
 
 
@@ -286,7 +319,6 @@ def lay_rows(
     return total
 
 
-COUNTS = jit.Array("int64", 1)
 LAY: tuple[jit.Type, ...] = (COUNTS, COUNTS, jit.INT, jit.INT, jit.INT, COUNTS, COUNTS)  # what lay_rows takes
 
 
