@@ -257,7 +257,7 @@ def bucketed(lengths: Any, batch_size: int, window: int = 100) -> Order:
         table = permutation(count, key)
         full = count // batch
         cut = full * batch
-        for part, size in ((table[:cut], batch * window), (table[cut:], batch)):
+        for part, size in ((table[:cut], min(batch * window, count + 1)), (table[cut:], batch)):
             part[:] = part[np.lexsort((array[part], np.arange(part.size) // size))]
         mixed = permutation(full, int(rng.i64(rng.subkey(key, 1))))
         table[:cut] = table[:cut].reshape(full, batch)[mixed].reshape(-1)

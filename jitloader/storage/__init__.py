@@ -101,7 +101,7 @@ def open_fields(path: Path, *more: Path, fields: Collection[str] | None = None) 
     ...     {name: a.shape for name, a in open_fields(folder + "/data.npz").items()}
     {'x': (3, 3), 'y': (3,)}
     """
-    if not more and os.path.isdir(path):
+    if not more and os.path.isdir(full_path(path)):
         return open_folder(path, fields)[0]
     found: Fields = {}
     for one in (path, *more):
