@@ -215,6 +215,8 @@ def chain(draw, x):
         if case is not None and not fits(case, spec.shape):
             continue
         stage = POOL[int(name)] if case is None else case.stage(spec.shape)
+        if stage.user and spec.dtype == np.uint64:  # beside plain numbers it is signed to Numba, and exact to Python
+            continue
         try:
             longer = data.map("x", stage)
         except jl.PipelineError:
@@ -261,7 +263,10 @@ def chain_is_its_stages(draw):
         return
     assert sorted(found) == list(range(n))
     for row in range(n):
-        assert same(native(found[row]), native(slow(data, ways, laid[row : row + 1].reshape(shape), row, epoch_key(seed, number))))
+        assert same(
+            native(found[row]),
+            native(slow(data, ways, laid[row : row + 1].reshape(shape), row, epoch_key(seed, number))),
+        )
 
 
 @pytest.mark.parametrize("count", [300, pytest.param(20_000, marks=pytest.mark.nightly)])
