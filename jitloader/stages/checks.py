@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from typing import Any
 
 import numpy as np
@@ -81,7 +82,7 @@ def held(value: Any, spec: Spec, name: str) -> float:
 def holds(spec: Spec, value: float, name: str) -> None:
     """Refuse a value that a dtype of bools or integers cannot hold."""
     kind = spec.dtype.kind
-    if kind == "f" and abs(value) > np.finfo(np.float64).max and isinstance(value, int):
+    if isinstance(value, int) and abs(value) > sys.float_info.max:
         raise Misfit(f"{name} puts in a number of {len(str(value))} digits, which {spec.dtype} cannot hold")
     if kind not in "biu":
         return

@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import numpy as np
 
 from .. import jit, rng
@@ -270,7 +272,7 @@ def standardize_by(*, masked: bool = False, eps: float = 0.0) -> Stage:
     >>> data.map(("past", "next"), jl.standardize_by())[0]
     Batch(past=array([-1.,  1.]), next=array([2.]))
     """
-    if isinstance(eps, bool) or not 0 <= eps <= np.finfo(np.float64).max:
+    if isinstance(eps, bool) or not 0 <= eps <= sys.float_info.max:
         raise ValueError(f"standardize_by: eps must be a number of at least 0, got {eps!r}")
     kernels = (_one_known, _two_known, _three_known) if masked else (_one, _two, _three)
 
