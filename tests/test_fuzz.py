@@ -263,10 +263,11 @@ def chain_is_its_stages(draw):
         return
     assert sorted(found) == list(range(n))
     for row in range(n):
-        assert same(
-            native(found[row]),
-            native(slow(data, ways, laid[row : row + 1].reshape(shape), row, epoch_key(seed, number))),
-        )
+        try:
+            wanted = slow(data, ways, laid[row : row + 1].reshape(shape), row, epoch_key(seed, number))
+        except compose.RowError:  # an element that a later stage cuts off: alone the stage refuses it
+            continue
+        assert same(native(found[row]), native(wanted))
 
 
 @pytest.mark.parametrize("count", [300, pytest.param(20_000, marks=pytest.mark.nightly)])
