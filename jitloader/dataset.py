@@ -513,6 +513,8 @@ class Dataset:
     def sample(self, row: int, *, seed: int = 0, epoch: int = 0) -> Any:
         """Give one sample through its stages, in plain Python, with the draws it has in that epoch of a loader."""
         self.verify()
+        row = int(as_indices([whole_number("row", row, None)], len(self))[0])
+        seed, epoch = whole_number("seed", seed, None), whole_number("epoch", epoch, None)
         try:
             found = compose.batch_of(self._sources, self._steps, self._fields, row, epoch_key(seed, epoch))
         except compose.RowError as error:

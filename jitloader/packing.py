@@ -99,7 +99,7 @@ def pack(
     >>> sorted(sorted(packs.rows[a:b].tolist()) for a, b in zip(packs.starts, packs.starts[1:]))
     [[0, 2], [1], [3, 5]]
     """
-    capacity, group = operator.index(capacity), operator.index(group)
+    capacity, group, seed, epoch = (operator.index(n) for n in (capacity, group, seed, epoch))
     if not 1 <= capacity <= LIMIT:
         raise ValueError(f"a pack of {capacity} elements: capacity must be 1 to {LIMIT}")
     if group < 1:

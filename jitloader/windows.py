@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .samples import Part, Rows, Samples, join, records
+from .stages import Misfit
+from .stages.checks import held
 
 # Kernels: `before` counts the windows before each group (g + 1 of them), `starts` and `ends` bound the groups' rows,
 # windows begin `stride` rows apart, the first of a group `pad` rows before it. A field begins `offset` rows into its
@@ -194,9 +196,14 @@ def sequences(
 # -- what is given ----------------------------------------------------------------------------------------------------
 
 
+MOST = 1 << 40  # rows: sums of a few such numbers fit a kernel's integers
+
+
 def _whole(name: str, what: str, value: Any, low: int) -> int:
     if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, np.integer)) or value < low:
         raise ValueError(f"{name}: {what} must be a whole number of at least {low}, got {value!r}")
+    if value > MOST:
+        raise ValueError(f"{name}: {what} must be at most 2**40 rows, got {value}")
     return int(value)
 
 
@@ -251,6 +258,12 @@ def _check_pads(
     for what, pad in zip(("pad_start", "pad_end"), pads, strict=True):
         if pad >= span:
             raise ValueError(f"{name}: {what} must be below the {span} rows that a window spans, got {pad}")
+    if value is not None:
+        for base in sources.values():
+            try:
+                held(value, base.spec, f"{name}(pad_value=)")
+            except Misfit as misfit:
+                raise ValueError(str(misfit)) from None
     if value is None and (step > 1 or any(r.step > 1 for _, r in fields.values())):
         raise ValueError(f"{name}: pad_value=None repeats neighbouring rows: it takes steps of 1")
     if any(len(base.parts) > 1 for base in sources.values()):

@@ -79,6 +79,9 @@ def permutation(count: int, key: int) -> np.ndarray:
     return table
 
 
+MOST = 1 << 62  # of a number that kernels count with
+
+
 def whole(value: Any, what: str, least: int = 1) -> int:
     """Check an integer parameter."""
     try:
@@ -87,6 +90,8 @@ def whole(value: Any, what: str, least: int = 1) -> int:
         raise TypeError(f"{what} takes an integer, got {value!r}") from None
     if number < least:
         raise ValueError(f"{what} takes at least {least}, got {number}")
+    if number > MOST:
+        raise ValueError(f"{what} takes at most 2**62, got {number}")
     return number
 
 

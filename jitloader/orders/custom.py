@@ -156,6 +156,8 @@ def repeat(order: Order, times: int) -> Order:
     [0, 1, 2, 0, 1, 2]
     """
     order, times = as_order(order), whole(times, "repeat(times=)")
+    if times > 1 << 16:
+        raise ValueError(f"repeat(times=) takes at most {1 << 16}, each of which is planned by itself, got {times}")
 
     def plan(count: int, seed: int, epoch: int) -> Positions:
         passes = [order.plan(count, seed, epoch * times + k) for k in range(times)]

@@ -267,7 +267,7 @@ def bucketed(lengths: Any, batch_size: int | None = None, window: int = 100) -> 
             batch = rows * world
             full = count // batch
             cut = full * batch
-            for part, size in ((table[:cut], batch * window), (table[cut:], batch)):
+            for part, size in ((table[:cut], min(batch * window, count + 1)), (table[cut:], batch)):
                 part[:] = part[np.lexsort((array[part], np.arange(part.size) // size))]
             table[:cut] = table[:cut].reshape(full, batch)[permutation(full, mix)].reshape(-1)
             return Positions(table_rows, count, (table,))

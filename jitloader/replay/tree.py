@@ -196,6 +196,8 @@ class Prioritized:
         self._capacity = operator.index(capacity)
         if self._capacity < 1:
             raise ValueError(f"a memory of {capacity} rows: capacity must be at least 1")
+        if self._capacity > 1 << 48:
+            raise ValueError(f"a memory of {capacity} rows: capacity must be at most 2**48")
         self._alpha = _exponent(alpha, "alpha")
         self._limit = HUGE ** (1.0 / max(self._alpha, 1.0))  # of a priority
         self.beta = beta
@@ -340,6 +342,8 @@ class Prioritized:
 
         Raises StateError, and changes nothing, where the state is of another capacity or alpha, or is damaged.
         """
+        if not isinstance(state, Mapping):
+            raise StateError(f"a state is what state_dict() gives, got {type(state).__name__}")
         missing = STATE - state.keys()
         if missing:
             raise StateError(f"the state lacks {', '.join(sorted(missing))}")
@@ -379,7 +383,10 @@ def _restore(state: Mapping[str, Any]) -> Prioritized:
 
 
 def _exponent(value: Any, name: str) -> float:
-    number = float(value)
+    try:
+        number = float(value)
+    except OverflowError:
+        number = INF
     if not 0.0 <= number < INF:
         raise ValueError(f"{name}={value}: must be a finite number, 0 or more")
     return number

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from typing import Any
 
 import numpy as np
@@ -70,9 +71,19 @@ def place(spec: Spec, axis: int, name: str) -> int:
     return axis % len(spec.shape)
 
 
+def held(value: Any, spec: Spec, name: str) -> float:
+    """Give a value to fill up with as it came, a number that a dtype can hold."""
+    if not isinstance(value, (bool, np.bool_)):
+        number(value, name, "value", finite=False)
+    holds(spec, value, name)
+    return value
+
+
 def holds(spec: Spec, value: float, name: str) -> None:
     """Refuse a value that a dtype of bools or integers cannot hold."""
     kind = spec.dtype.kind
+    if isinstance(value, int) and abs(value) > sys.float_info.max:
+        raise Misfit(f"{name} puts in a number of {len(str(value))} digits, which {spec.dtype} cannot hold")
     if kind not in "biu":
         return
     low, high = (0, 1) if kind == "b" else (int(np.iinfo(spec.dtype).min), int(np.iinfo(spec.dtype).max))
@@ -85,10 +96,15 @@ def filled(value: Any, spec: Spec, count: int = 1) -> np.ndarray:
     return np.array(np.broadcast_to(np.asarray(value).astype(spec.dtype), (count,)))
 
 
-def whole(value: Any, name: str, what: str, least: int = 0) -> int:
+MOST = 1 << 40  # of a length or a number of times: sums and products of two fit 64 bits
+
+
+def whole(value: Any, name: str, what: str, least: int = 0, most: int = MOST) -> int:
     """Give an integer of at least `least`."""
     if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, np.integer)) or value < least:
         raise ValueError(f"{name}: {what} must be a whole number of at least {least}, got {value!r}")
+    if value > most:
+        raise ValueError(f"{name}: {what} must be at most {most}, got {value}")
     return int(value)
 
 
@@ -96,9 +112,13 @@ def number(value: Any, name: str, what: str, finite: bool = True) -> float:
     """Give a real number."""
     if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, float, np.integer, np.floating)):
         raise TypeError(f"{name}: {what} must be a number, got {value!r}")
-    if finite and not math.isfinite(value):
+    try:
+        wide = float(value)
+    except OverflowError:
+        raise ValueError(f"{name}: {what} must be a number that float64 holds, got one of {len(str(value))} digits") from None
+    if finite and not math.isfinite(wide):
         raise ValueError(f"{name}: {what} must be finite, got {value}")
-    return float(value)
+    return wide
 
 
 def chance(value: Any, name: str, what: str = "p") -> float:

@@ -5,24 +5,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+import sys
 
 import numpy as np
 
 from .. import jit, rng
 from ..spec import Spec
+from .checks import held, whole
 from .stage import Bound, Misfit, Stage, floating, numeric
 
 
 def _ragged(spec: Spec, name: str) -> None:
     if not spec.shape or spec.shape[0] is not None:
         raise Misfit(f"{name} takes ragged rows, whose first axis varies")
-
-
-def _count(value: Any, name: str, what: str) -> int:
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
-        raise ValueError(f"{name}: {what} must be a whole number of at least 1, got {value!r}")
-    return int(value)
 
 
 def _from_start(key, size, limit, offset, sign):  # type: ignore[no-untyped-def]
@@ -45,7 +40,7 @@ def truncate(length: int) -> Stage:
     >>> data[0].t.tolist()
     [0, 1]
     """
-    most = _count(length, "truncate", "length")
+    most = whole(length, "truncate", "length", 1)
 
     def bind(spec: Spec) -> Bound:
         _ragged(spec, "truncate")
@@ -78,7 +73,7 @@ def random_cut(length: int) -> Stage:
     >>> len(data[0].t)
     3
     """
-    most = _count(length, "random_cut", "length")
+    most = whole(length, "random_cut", "length", 1)
 
     def bind(spec: Spec) -> Bound:
         _ragged(spec, "random_cut")
@@ -111,14 +106,14 @@ def pad_rows(
     >>> data[[0, 1]].t.tolist(), data[[0, 1]].mask.sum(axis=1).tolist()
     ([[1, 2, 0], [3, 0, 0]], [2, 1])
     """
-    n = _count(length, "pad", "length")
+    n = whole(length, "pad", "length", 1)
 
     def bind(spec: Spec) -> Bound:
         _ragged(spec, f"pad({n})")
         made = Spec(spec.dtype, (n, *spec.shape[1:]))
         beside = tuple((k, b) for k, b in _beside(mask, lengths, n))
         kernel = _behind_to if front else _cut_start
-        return Bound("index", made, kernel, (n,), touches=(0,), fill=value, valid=_fits, beside=beside)
+        return Bound("index", made, kernel, (n,), touches=(0,), fill=held(value, spec, f"pad({n})"), valid=_fits, beside=beside)
 
     return Stage(f"pad({n})", bind)
 
@@ -137,7 +132,7 @@ def pad_to_longest(
     >>> data[[0, 1]].t.tolist()
     [[1, 2], [3, 0]]
     """
-    times = _count(multiple, "pad_to_longest", "multiple")
+    times = whole(multiple, "pad_to_longest", "multiple", 1)
 
     def bind(spec: Spec) -> Bound:
         _ragged(spec, "pad_to_longest")
@@ -148,7 +143,7 @@ def pad_to_longest(
             spec,
             _behind if front else _from_start,
             touches=(0,),
-            fill=value,
+            fill=held(value, spec, "pad_to_longest"),
             closes="longest",
             multiple=times,
             beside=told,
@@ -277,7 +272,7 @@ def standardize_by(*, masked: bool = False, eps: float = 0.0) -> Stage:
     >>> data.map(("past", "next"), jl.standardize_by())[0]
     Batch(past=array([-1.,  1.]), next=array([2.]))
     """
-    if isinstance(eps, bool) or not 0 <= eps < np.inf:
+    if isinstance(eps, bool) or not 0 <= eps <= sys.float_info.max:
         raise ValueError(f"standardize_by: eps must be a number of at least 0, got {eps!r}")
     kernels = (_one_known, _two_known, _three_known) if masked else (_one, _two, _three)
 

@@ -63,7 +63,7 @@ def time_mask(max_length: int, count: int = 1, axis: int = 0, fill: float = 0, p
     >>> sorted({tuple(st.time_mask(1)(np.ones(2), key=k).tolist()) for k in range(20)})
     [(0.0, 1.0), (1.0, 0.0), (1.0, 1.0)]
     """
-    most, many = whole(max_length, "time_mask", "max_length"), whole(count, "time_mask", "count", 1)
+    most, many = whole(max_length, "time_mask", "max_length"), whole(count, "time_mask", "count", 1, 1 << 16)
     likely, value = chance(p, "time_mask"), number(fill, "time_mask", "fill", finite=False)
 
     def bind(spec: Spec) -> Bound:

@@ -9,7 +9,7 @@ import numpy as np
 
 from .. import jit
 from ..spec import Spec
-from .checks import fit, numbers
+from .checks import fit, number, numbers
 from .stage import Bound, Misfit, Stage, floating, numeric, writable
 
 
@@ -52,6 +52,7 @@ def scale(low: float = 0.0, high: float = 1.0) -> Stage:
     >>> jl.scale()(np.array([0, 51, 255], "uint8"))
     array([0. , 0.2, 1. ], dtype=float32)
     """
+    number(low, "scale", "low"), number(high, "scale", "high")
     if not low < high:
         raise ValueError(f"scale: low must be below high, got {low} and {high}")
 
@@ -133,6 +134,7 @@ def clip(low: float, high: float) -> Stage:
     >>> jl.clip(0, 1)([-0.5, 0.5, 2.0])
     array([0. , 0.5, 1. ])
     """
+    number(low, "clip", "low", finite=False), number(high, "clip", "high", finite=False)
     if not low <= high:
         raise ValueError(f"clip: low must not be above high, got {low} and {high}")
 

@@ -147,7 +147,7 @@ def open_with_meta(
                 return _far_folder(os.fsdecode(path), fields, options, progress)
             except OSError:
                 raise missing from None
-    if not more and os.path.isdir(path) and not huggingface.sniff(path):
+    if not more and os.path.isdir(full_path(path)) and not huggingface.sniff(path):
         arrays, meta = open_folder(path, fields)
         return {**arrays}, meta
     if more and unpack is not None and not isinstance(unpack, bool):
