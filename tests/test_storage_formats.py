@@ -422,6 +422,7 @@ def test_arrow_of_several_batches(tmp_path, kind, monkeypatch):
         )
     assert data.spec["pairs"].shape == (None, 2) and data[7].pairs.tolist() == [[7, 0], [7, 1]]
     copy = pickle.loads(pickle.dumps(data))
+    assert len({id(storage.mapping(part.array).map) for part in copy.sources["x"].parts}) == 1
     assert copy[50].l.tolist() == lists[50] and (copy[:].x == np.arange(100)).all()
 
 
@@ -508,6 +509,24 @@ def test_hugging_face(tmp_path, monkeypatch):
         assert batch.tokens.values.tolist() == sum((lists[k] for k in taken), [])
         assert data.spec["image"].shape == (2, 3) and data.spec["tokens"].shape == (None,)
     assert all(storage.locate(a) for a in storage.open_fields(tmp_path / "d")["x"].arrays)
+
+
+def test_hugging_face_shards_cut_under_their_map(tmp_path, monkeypatch):
+    """A shard that is cut after it was opened is an error with its path and bytes before a row is read."""
+    datasets = pytest.importorskip("datasets", exc_type=ImportError)
+    monkeypatch.setenv("NUMBA_DISABLE_JIT", "1")
+    datasets.disable_progress_bars()
+    folder = tmp_path / "größe ü"
+    hugging(datasets)[0].save_to_disk(folder, num_shards=2)
+    data = jl.open(folder)
+    shard = folder / "data-00001-of-00002.arrow"
+    size = shard.stat().st_size
+    os.truncate(shard, 1000)
+
+    with pytest.raises(DataError, match=f"{shard.name}: truncated under its map: {size} bytes expected, 1000 found"):
+        data[0]
+    with pytest.raises(DataError, match=shard.name):
+        jl.open(folder)
 
 
 def test_hugging_face_folders_that_lie(tmp_path):
