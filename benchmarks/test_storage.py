@@ -1,9 +1,11 @@
 """What formats cost: opening them at two sizes, loading from them beside a .npy, and reading from many shards.
 
 The same float32 (n, 64) as a .npy, a stored .npz, HDF5, Arrow, safetensors, and Parquet and a compressed .npz that were
-unpacked before; files lie in the page cache. Measured on 2 shared cores under load (2026-12-02): all open 500,000 rows in
-0.1 to 1.2 ms; CPU time of an epoch beside the .npy 0.96x to 1.08x (+- 8 %), the stored .npz 1.18x; 300 shards beside one
-array 1.6x, 3000 1.7x, on rows of 64 bytes.
+unpacked before; files lie in the page cache. Measured on 2 cores at a load of 10 (2026-12-02), so roughly: all open 500,000
+rows in 0.1 to 1.2 ms. CPU time of an epoch beside the .npy, 300,000 rows, 1 thread, 15 rounds, median (least): HDF5 0.96x
+(1.06x), Arrow 1.08x (1.17x), safetensors 1.07x (1.18x), stored .npz 1.18x (1.18x); unpacked Parquet, itself a .npy, 1.01x
+(1.12x), which is how far apart equals came out: 5 % could not be told. 300 shards 1.6x to 1.7x of one array, 3000 1.6x to
+1.8x, on rows of 64 bytes.
 """
 
 from __future__ import annotations
