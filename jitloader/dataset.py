@@ -33,8 +33,10 @@ SELECT = 1  # the salt under which split draws
 
 
 class Dataset:
-    """Named fields over one row axis: arrays, paths of `.npy` files, or access patterns, by reference.
+    """Named fields over one row axis: arrays, paths of files of one array, or access patterns, by reference.
 
+    Arrays are NumPy's or any with `__array_interface__` or DLPack: torch, JAX. A frame given alone (pandas, polars, an
+    Arrow table, a `datasets.Dataset`, a structured array) is a field a column.
     Immutable: every method gives a new data set that shares the arrays. Nothing is read or copied when it is made.
     Raises ValueError where fields differ in length or have no rows, TypeError for Python objects, OSError or DataError
     for a file that is missing or not what it says.

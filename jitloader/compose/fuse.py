@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -163,8 +164,9 @@ class _Fuser:
 
     # -- reading ------------------------------------------------------------------------------------------------------
 
-    def _row(self, samples: Samples, row: str, suffix: str) -> tuple[str, str]:
-        """Write where a sample lies; give the names of its flat memory and of the place of its first item."""
+    def _row(self, samples: Samples, row: str, suffix: str, search: bool = True) -> tuple[str, str]:
+        """Write where a sample lies; give the names of its flat memory and of the place of its first item. Without `search`
+        that may be a place beyond the end of an array: good enough to be fetched in vain."""
         code, add = self.code, self.code.add
         rows, at = samples.rows, f"r{suffix}"
         if rows.table is not None:
@@ -186,36 +188,38 @@ class _Fuser:
             start = f"{code.argument(part.offset)} + " if part.offset else ""
             add(f"b{suffix} = {start}{at} * {part.stride}")
             return code.argument(part.flat), f"b{suffix}"
-        bound, address, size, offset, stride, guess, shift = self._parts(samples)
-        add(f"k{suffix} = {guess}[{at} >> {shift}]; top{suffix} = {guess}[({at} >> {shift}) + 1]")
-        with code.block(f"while k{suffix} < top{suffix}:"):  # halved until one part is left
-            add(f"middle = (k{suffix} + top{suffix} + 1) >> 1")
-            with code.block(f"if {bound}[middle] <= {at}:"):
-                add(f"k{suffix} = middle")
-            with code.block("else:"):
-                add(f"top{suffix} = middle - 1")
-        add(f"flat{suffix} = array_at({address}[k{suffix}], {size}[k{suffix}], {code.argument(samples.parts[0].flat)})")
-        add(f"b{suffix} = {offset}[k{suffix}] + ({at} - {bound}[k{suffix}]) * {stride}[k{suffix}]")
+        table, guess, shift = self._parts(samples)
+        add(f"k{suffix} = i64({guess}[{at} >> {shift}])")
+        if search:
+            add(f"top{suffix} = i64({guess}[({at} >> {shift}) + 1])")
+            with code.block(f"while k{suffix} < top{suffix}:"):  # halved until one part is left
+                add(f"middle = (k{suffix} + top{suffix} + 1) >> 1")
+                with code.block(f"if {table}[middle * 8] <= {at}:"):
+                    add(f"k{suffix} = middle")
+                with code.block("else:"):
+                    add(f"top{suffix} = middle - 1")
+        add(f"k{suffix} *= 8")
+        like = code.argument(next((p.flat for p in samples.parts if not p.flat.flags.aligned), samples.parts[0].flat))
+        add(f"flat{suffix} = array_at({table}[k{suffix} + 1], {table}[k{suffix} + 2], {like})")
+        add(f"b{suffix} = {table}[k{suffix} + 3] + ({at} - {table}[k{suffix}]) * {table}[k{suffix} + 4]")
         return f"flat{suffix}", f"b{suffix}"
 
     def _parts(self, samples: Samples) -> list[str]:
-        """Give the names of the tables of a field's arrays (rows before each, address, size, offset, stride), and of the one
-        that says of every 2**shift-th row in which array it lies: the search is between two of these, and mostly over."""
+        """Give the names of the table of a field's arrays, a cache line each (rows before it, address, size, offset, stride),
+        and of the one that says of every 2**shift-th row in which array it lies: the search is between two of these, and
+        mostly over before it begins."""
         parts = samples.parts
         if id(parts) not in self.parts:
             before = np.concatenate([[0], np.cumsum([p.count for p in parts])])
+            lines = np.zeros((len(parts), 8), np.int64)
+            lines[:, 0] = before[:-1]
+            for line, p in zip(lines, parts, strict=True):
+                line[1:5] = p.flat.ctypes.data, p.flat.size, p.offset, p.stride
             shift = max(int(before[-1]) // (8 * len(parts)), 1).bit_length() - 1
             marks = np.arange((int(before[-1]) >> shift) + 2) << shift
-            columns = [
-                before,
-                np.array([p.flat.ctypes.data for p in parts]),
-                np.array([p.flat.size for p in parts]),
-                np.array([p.offset for p in parts]),
-                np.array([p.stride for p in parts]),
-                np.clip(np.searchsorted(before, marks, "right") - 1, 0, len(parts) - 1),
-            ]
-            names = [self.code.argument(c.astype(np.int64)) for c in columns]
-            self.parts[id(parts)] = [*names, self.code.argument(shift)]
+            guess = np.clip(np.searchsorted(before, marks, "right") - 1, 0, len(parts) - 1).astype(np.int32)
+            arguments = lines.reshape(-1), guess, shift
+            self.parts[id(parts)] = [self.code.argument(value) for value in arguments]
         return self.parts[id(parts)]
 
     def _prefetch(self) -> None:
@@ -234,7 +238,7 @@ class _Fuser:
         with code.block(f"if j + {ahead} < m and 0 <= rows[j + {ahead}] < {self.count}:"):
             code.add(f"ahead = rows[j + {ahead}]")
             for k, (_, samples, nbytes) in enumerate(wanted):
-                flat, base = self._row(samples, "ahead", f"_a{k}")
+                flat, base = self._row(samples, "ahead", f"_a{k}", search=False)
                 for line in range(0, min(nbytes, 512), 64):
                     code.add(f"prefetch({flat}, {base} + {line // samples.carrier.itemsize})")
 
@@ -246,6 +250,7 @@ class _Fuser:
             shape = (*shape, samples.dtype.itemsize)
         flow = Flow(var, base, samples.carrier, [f"n{suffix}" if n is None else n for n in shape], samples.strides)
         flow.logical = samples.dtype
+        flow.loose = any(not part.flat.flags.aligned for part in samples.parts)
         if samples.low is not None or samples.high is not None:
             self._bound(flow, samples, suffix)
         return flow
@@ -280,6 +285,8 @@ class _Fuser:
             return
         for which, name in enumerate(step.fields):
             bound, before = step.bound[which], step.before[which]
+            if bound.kind not in ("index", "shape"):
+                self._ready(name)
             if before.dtype != self.flows[name].logical:
                 self.flows[name].decode()
             if bound.kind == "sample":
@@ -292,8 +299,28 @@ class _Fuser:
         for name, bound in list(zip(step.outputs, step.bound, strict=True))[len(step.fields) :]:
             self._beside(step.fields[0], name, bound)
 
+    def _ready(self, name: str) -> Flow:
+        """Let a stage compute with a field: numbers that travel as bytes, as they lie at odd places, are laid in a row first."""
+        flow = self.flows[name]
+        carrier = carrier_of(flow.logical)
+        if flow.values or flow.dtype == carrier:
+            return flow
+        lengths = [n for n in flow.lengths[:-1] if isinstance(n, int)]
+        if len(lengths) < len(flow.lengths) - 1:
+            raise PipelineError(
+                f"field {name!r}: numbers of rows that vary lie at odd places in memory: give np.ascontiguousarray of them"
+            )
+        work = self.code.own(carrier.name, math.prod(lengths))
+        raw = self.code.fresh("raw")
+        self.code.add(f"{raw} = as_bytes({work})")
+        flush(self.code, flow, raw, "0", Spec(flow.dtype, (*lengths, carrier.itemsize)))
+        new = self.flows[name] = Flow(work, "0", carrier, lengths, contiguous(lengths))
+        new.logical = flow.logical
+        return new
+
     def _joint(self, step: Step, number: int, key: str) -> None:
         for name, before in zip(step.fields, step.before, strict=True):
+            self._ready(name)
             if before.dtype != self.flows[name].logical:
                 self.flows[name].decode()
         self._sample(step, number, key, list(step.fields), list(step.before), list(step.outputs), list(step.bound))
@@ -319,7 +346,7 @@ class _Fuser:
                 self._step(self.steps[k], k)
         others = {}
         for name, before in zip(step.fields, step.before, strict=True):
-            flow = self.flows[name]
+            flow = self._ready(name)
             if before.dtype != flow.logical:
                 flow.decode()
             with code.of_step(max((k for k in ahead if name in self.steps[k].outputs), default=-1)):
@@ -327,6 +354,7 @@ class _Fuser:
         add(f"r = {known}; error[1] = r; sample = sample{self.partner}")
         self.flows, self.partner = own, outer
         for name, out, before, bound in zip(step.fields, step.outputs, step.before, step.bound, strict=True):
+            self._ready(name)
             if before.dtype != self.flows[name].logical:
                 self.flows[name].decode()
             other = f"partner of {name}"

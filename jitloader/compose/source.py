@@ -24,7 +24,7 @@ class Source:
         self.scratch: list[tuple[str, int]] = []
         self.scope: dict[str, Any] = {
             "np": np, "i64": rng.i64, "u64": rng.u64, "subkey": rng.subkey, "randint": rng.randint, "prefetch": jit.prefetch, "find_rows": jit.find_rows, "array_at": jit.array_at,
-            "copy_items": jit.copy_items, "shaped": jit.shaped,
+            "copy_items": jit.copy_items, "shaped": jit.shaped, "as_bytes": jit.as_bytes,
         }  # fmt: skip
         self.depth, self.step = 1, -1
         self._functions: dict[int, str] = {}

@@ -14,7 +14,7 @@ from .. import rng
 from .depends import GENERATED, helpers, ours, plain_function
 from .kinds import FLOAT, Array, Type
 from .refuse import REFUSED, CompileError, reason_of, users
-from .words import array_at, bits_of, copy_items, find_rows, flat, float32_of, float64_of, prefetch, shaped
+from .words import array_at, as_bytes, bits_of, copy_items, find_rows, flat, float32_of, float64_of, prefetch, shaped
 
 
 def undefined(code: bytes) -> list[str]:
@@ -57,10 +57,9 @@ def compile_function(
         if isinstance(kind, Array):
             shape = "".join(f"words[{at + 1 + k}]," for k in range(kind.ndim))
             scope[f"t{i}"] = numba_type(kind.dtype)
-            if kind.ndim == 1:
-                lines.append(f"a{i} = table(words[{at}], words[{at + 1}], t{i})")
-            else:
-                lines.append(f"a{i} = carray(pointer(words[{at}], t{i}), ({shape}))")
+            flat_table = f"table(words[{at}], words[{at + 1}], t{i})"
+            made = flat_table if kind.ndim == 1 else f"carray(pointer(words[{at}], t{i}), ({shape}))"
+            lines.append(f"a{i} = {made if kind.aligned else f'loose({made})'}")
             at += 1 + kind.ndim
         else:
             lines.append(f"a{i} = {'real' if kind == FLOAT else ''}(words[{at}])")
@@ -138,7 +137,11 @@ def register(function: Callable[..., Any], parallel: bool = False) -> None:
         if id(helper) not in _registered and helper not in _LOWERED:
             # A user's loop may leave its array: that must be an error of the row, never other rows' memory.
             # Nobody calls it but the kernel: wrappers for Python and C would be compiled for nothing.
-            options: dict[str, Any] = {"boundscheck": not ours(helper), "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+            options: dict[str, Any] = {
+                "boundscheck": not ours(helper),
+                "no_cpython_wrapper": True,
+                "no_cfunc_wrapper": True,
+            }
             if parallel and helper is plain_function(function):
                 options["parallel"] = True
             register_jitable(error_model="numpy", **options)(helper)
@@ -248,6 +251,23 @@ def _intrinsics() -> dict[str, Any]:
 
         return nt.CPointer(array.dtype)(array, nt.int64), lower
 
+    @intrinsic  # type: ignore[untyped-decorator, unused-ignore]
+    def loose(context, array):  # type: ignore[no-untyped-def]
+        result = nt.Array(array.dtype, array.ndim, array.layout, aligned=False)
+        return result(array), lambda target, builder, signature, args: args[0]
+
+    @intrinsic  # type: ignore[untyped-decorator, unused-ignore]
+    def first_byte(context, array):  # type: ignore[no-untyped-def]
+        def lower(target, builder, signature, args):  # type: ignore[no-untyped-def]
+            data = target.make_array(signature.args[0])(target, builder, args[0]).data
+            return builder.bitcast(data, ir.IntType(8).as_pointer())
+
+        return nt.CPointer(nt.uint8)(array), lower
+
+    @overload(as_bytes)  # type: ignore[untyped-decorator, unused-ignore]
+    def bytes_of(array):  # type: ignore[no-untyped-def]
+        return lambda array: carray(first_byte(array), (array.size * array.itemsize,))
+
     @overload(flat)  # type: ignore[untyped-decorator, unused-ignore]
     def flattened(array):  # type: ignore[no-untyped-def]
         return lambda array: carray(item(array, 0), (array.size,))
@@ -259,6 +279,8 @@ def _intrinsics() -> dict[str, Any]:
     @overload(array_at)  # type: ignore[untyped-decorator, unused-ignore]
     def at(address, size, like):  # type: ignore[no-untyped-def]
         item = like.dtype
+        if not like.aligned:
+            return lambda address, size, like: loose(carray(pointer(address, item), (size,)))
         return lambda address, size, like: carray(pointer(address, item), (size,))
 
     @overload(bits_of)  # type: ignore[untyped-decorator, unused-ignore]
@@ -273,7 +295,7 @@ def _intrinsics() -> dict[str, Any]:
     def single(bits):  # type: ignore[no-untyped-def]
         return lambda bits: short(np.uint32(bits))
 
-    _tools.update(pointer=pointer, table=table, real=real, carray=carray, word=_word)
+    _tools.update(pointer=pointer, table=table, real=real, carray=carray, loose=loose, word=_word)
     return _tools
 
 

@@ -34,6 +34,11 @@ def flat(array: np.ndarray) -> np.ndarray:
     return array.reshape(-1)
 
 
+def as_bytes(array: np.ndarray) -> np.ndarray:
+    """Give a C-contiguous array as the bytes it lies in."""
+    return array.reshape(-1).view(np.uint8)
+
+
 def shaped(array: np.ndarray, at: int, shape: tuple[int, ...]) -> np.ndarray:
     """Give the C-contiguous array of some shape that starts at item `at` of a flat one, over the same memory."""
     return array[at : at + math.prod(shape)].reshape(shape)

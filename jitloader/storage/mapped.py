@@ -10,6 +10,7 @@ import os
 import reprlib
 import stat
 import warnings
+import weakref
 from collections.abc import Callable, Collection
 from typing import Any, NamedTuple, TypeAlias
 
@@ -323,8 +324,10 @@ def reopen(
 
     Raises OSError where the file is gone, DataError where it is not `size` bytes long or too short for the array.
     """
-    mapped = map_file(path)
-    where = mapped.path
+    where = full_path(path)
+    mapped = _reopened.get(where)
+    if mapped is None or Stamp.of(os.stat(where)) != mapped.stamp:
+        mapped = _reopened[where] = map_file(where)
     if size is not None and size != len(mapped):
         raise DataError(f"{where}: not the file it was: {size} bytes expected, {len(mapped)} found")
     dtype = check_dtype(np.dtype(dtype), where)
@@ -334,6 +337,10 @@ def reopen(
         return array
     except (ValueError, TypeError, OverflowError) as error:
         raise DataError(f"{where}: {len(mapped)} bytes found, too few for {dtype} {shape}: {error}") from None
+
+
+# Of one file there may be thousands of arrays, and a process may have some 65,000 maps.
+_reopened: weakref.WeakValueDictionary[str, Map] = weakref.WeakValueDictionary()
 
 
 def _file_size(mapped: mmap.mmap) -> int | None:
