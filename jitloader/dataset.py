@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from . import batches, blame, compose, jit, passes, pickling, python, rng, storage
+from . import batches, blame, compose, jit, kept, passes, pickling, python, rng, storage
 from .compose import decoded
 from .errors import PipelineError
 from .orders import Order, Positions, shuffled
@@ -776,7 +776,9 @@ def open(
     ...     len(jl.open(folder))
     3
     """
-    return Dataset(storage.open_fields(path, *more, fields=fields, options=storage_options, progress=progress))
+    wanted = None if fields is None else [*fields]
+    found, meta = storage.open_with_meta(path, *more, fields=wanted, options=storage_options, progress=progress)
+    return Dataset(kept.restored(found, meta, wanted))
 
 
 def _open(path: Any, name: str) -> np.ndarray:

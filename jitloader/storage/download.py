@@ -31,7 +31,7 @@ from jitloader.bars import bar
 from jitloader.errors import DataError
 
 from . import remote as _remote
-from .folder import MANIFEST, locked, read_manifest, sync
+from .folder import MANIFEST, locked, read_manifest, sync, with_parts
 from .remote import Changed, Interrupted, Remote, shown
 
 RANGE = 8 << 20  # bytes of one request: at 100 MB/s a connection is made every 0.1 s, and as much is lost by a kill
@@ -107,7 +107,8 @@ def fetch_folder(
         manifest = read_manifest(os.path.dirname(listed))
         if manifest is None:
             raise DataError(f"{_remote.join(url, MANIFEST)}: written by another program")
-        names = [name for name in manifest["fields"] if fields is None or name in fields]
+        wanted = with_parts(fields, manifest)
+        names = [name for name in manifest["fields"] if wanted is None or name in wanted]
         paths = {name: fetch(_remote.join(url, name + ".npy"), options, progress) for name in names}
         if fetch(_remote.join(url, MANIFEST), options, False) == listed:
             return paths, manifest
