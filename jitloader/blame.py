@@ -10,7 +10,7 @@ import numpy as np
 
 from . import compose
 from .errors import PipelineError
-from .rng import epoch_key
+from .rng import epoch_key, subkey
 from .samples import Samples
 from .stages import Step
 
@@ -85,20 +85,24 @@ def _told(chain: Chain, row: int) -> str:
 
 def _refused(chain: Chain, number: int, row: int, seed: int, epoch: int) -> str:
     """Say which value a step could not take."""
-    step = chain.steps[number]
-    bound, name = step.bound[0], step.fields[0]
-    key = epoch_key(seed, epoch)
-    before = np.asarray(compose.sample_of(chain.sources, chain.steps[:number], (name,), row, key)[name])
-    if bound.kind == "index":
-        return f"a row of {len(before)} does not fit {bound.out}"
-    if bound.valid is not None:
+    step, key = chain.steps[number], epoch_key(seed, epoch)
+    for name, bound in zip(step.fields, step.bound, strict=False):
+        before = np.asarray(compose.sample_of(chain.sources, chain.steps[:number], (name,), row, key)[name])
+        kept, own = step.stage.name, subkey(subkey(key, row), step.salt)
+        while bound.kind == "choice":  # of which this row's draw picked one
+            k = bound.kernel(own, *bound.params)
+            stage, bound = bound.choices[k]
+            kept, own = stage.name, subkey(own, k)
+        if bound.kind == "index":
+            return f"a row of {len(before)} does not fit {bound.out}"
+        if bound.valid is None:
+            continue
         spread = [np.broadcast_to(e, before.shape).reshape(-1) for e in bound.elements]
         for k, x in enumerate(before.reshape(-1)):
             value = compose.widen(x, before.dtype)
             if not bound.valid(value, *(e[k] for e in spread), *bound.params):
-                kept = step.stage.name == f"cast({bound.out.dtype})"
-                return f"value {x} does not fit" + (f" {bound.out.dtype}" if kept else "")
-    return f"a result does not fit {bound.out.dtype}"
+                return f"value {x} does not fit" + (f" {bound.out.dtype}" if kept == f"cast({bound.out.dtype})" else "")
+    return f"a result does not fit {step.bound[0].out.dtype}"
 
 
 def culprit(error: compose.RowError) -> tuple[int, str]:

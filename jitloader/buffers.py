@@ -2,11 +2,13 @@
 
 A slot is free when the reference count of each of its buffers is what it was when nobody held a view of it: any array,
 slice, memoryview, torch tensor or DLPack capsule made from a batch keeps a reference to the buffer under it. Where
-counts cannot be trusted (free-threaded builds) every slot is new. What cannot be seen is a bare address.
+counts cannot be trusted (free-threaded builds) every slot is new. What cannot be seen is a bare address: with
+JITLOADER_CHECK_BUFFERS=1 a slot is filled with garbage as soon as nobody holds it, and who wrote to it then is told.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 import weakref
@@ -15,13 +17,14 @@ from typing import Any
 
 import numpy as np
 
+GARBAGE = 0xA5  # a float64 of -2e-129 or a float32 of -3e-16, an int64 of -6.5e18, a bool that is neither 0 nor 1
 ALIGN = 64  # bytes: a cache line, and what JAX wants for taking a buffer without a copy
 
 
 class Slot:
     """Room for some rows of every field: flat arrays over buffers of the slot's own."""
 
-    __slots__ = ("_allocate", "_whole", "addresses", "baseline", "flat", "owners", "rows", "spans", "user")
+    __slots__ = ("_allocate", "_whole", "addresses", "baseline", "flat", "owners", "poisoned", "rows", "spans", "user")
 
     def __init__(
         self, rows: int, kinds: Sequence[tuple[np.dtype, int]], allocate: Callable[[int], np.ndarray] | None = None
@@ -35,6 +38,7 @@ class Slot:
         self.baseline: list[int] = []
         self._whole: list[np.ndarray] | None = None
         self.spans: Any = None  # where rows that vary lie in it
+        self.poisoned = False  # full of garbage since it became free
         for dtype, size in kinds:
             self._add(rows * size, dtype)
 
@@ -78,6 +82,24 @@ class Slot:
         """Whether who took it is still there and has not given it back: one that an interrupt made away with counts as gone."""
         return self.user is not None and self.user() is not None
 
+    def poison(self) -> None:
+        """Fill a free slot with garbage."""
+        for owner in self.owners:
+            owner[:] = GARBAGE
+        self.poisoned = True
+
+    def check(self) -> None:
+        """Raise RuntimeError where somebody wrote to the garbage of a free slot."""
+        self.poisoned = False
+        for k, owner in enumerate(self.owners):
+            written = np.flatnonzero(owner != GARBAGE)
+            if written.size:
+                at = self.addresses[k] - owner.ctypes.data
+                raise RuntimeError(
+                    f"{written.size} bytes of a batch buffer that nobody held were written, the first at byte "
+                    f"{written[0] - at} of output {k}: something keeps the bare address of a batch it let go"
+                )
+
     def give_back(self) -> None:
         """Let others take it as soon as nobody holds a view of it."""
         self.user = None
@@ -97,8 +119,9 @@ def _counts(owners: list[np.ndarray]) -> list[int]:
 
 
 def counts_are_exact() -> bool:
-    """Whether reference counts tell at once who holds an object."""
-    return bool(getattr(sys, "_is_gil_enabled", lambda: True)())
+    """Whether reference counts tell at once who holds an object: not on free-threaded builds, whose threads keep counts
+    of their own, whether the GIL is on or off."""
+    return "free-threading" not in sys.version and bool(getattr(sys, "_is_gil_enabled", lambda: True)())
 
 
 class Pool:
@@ -109,18 +132,20 @@ class Pool:
         self._slots: list[Slot] = []
         self._lock = threading.Lock()
         self.made = 0  # slots allocated so far
-        self.poison = False  # fill freed slots with garbage before reuse, to find readers that should not be there
+        self.poison = os.environ.get("JITLOADER_CHECK_BUFFERS", "0") not in ("", "0")
 
     def take(self, user: Any) -> Slot:
         """Give a slot nobody uses to `user`, for as long as that lives or until it is given back."""
         with self._lock:
             if counts_are_exact():
+                for slot in self._slots if self.poison else ():
+                    if slot.free and not slot.poisoned:
+                        slot.poison()
                 for slot in self._slots:
                     if slot.free:
                         slot.user = weakref.ref(user)
-                        if self.poison:
-                            for owner in slot.owners:
-                                owner[:] = 0xA5
+                        if slot.poisoned:
+                            slot.check()
                         return slot
             slot = self._make().settle()
             slot.user = weakref.ref(user)
@@ -137,8 +162,3 @@ class Pool:
         with self._lock:
             held = sum(not slot.free for slot in self._slots)
             return len(self._slots), held, sum(owner.nbytes for slot in self._slots for owner in slot.owners)
-
-    def clear(self) -> None:
-        """Forget all slots; batches in users' hands stay valid."""
-        with self._lock:
-            self._slots.clear()

@@ -68,6 +68,9 @@ def applied(function: Callable[..., Any], rowwise: bool, salt: int, where: str) 
 def run(made: Applied, batch: Any, fields: tuple[str, ...], rows: np.ndarray, key: int, epoch: int) -> Any:
     """Give a batch after a function; what it raises comes as a PipelineError naming the rows and the user's line."""
     if made.rowwise:
+        if not hasattr(batch, "_fields"):
+            came = f"{type(batch).__name__} comes from the function before it"
+            raise PipelineError(f"stage {made.name!r} takes rows of a batch with named fields; {came} [{made.where}]")
         names = fields if len(fields) == len(batch) else batch._fields
         result = _rowwise(made, batch, names, rows, key, epoch)
     else:
@@ -85,7 +88,8 @@ def _rowwise(
     for j, row in enumerate(rows):
         generator = np.random.Generator(np.random.PCG64(rng.subkey(rng.subkey(key, int(row)), made.salt)))
         try:
-            changed = made.function({name: column[j] for name, column in zip(fields, batch, strict=True)}, generator)
+            given = {name: row_of(column, j) for name, column in zip(fields, batch, strict=True)}
+            changed = made.function(given, generator)
         except Exception as error:
             raise _blame(made, error, f"row {int(row)}", epoch) from None
         if not isinstance(changed, dict):
@@ -101,7 +105,11 @@ def _rowwise(
 
 
 def _stack(made: Applied, name: str, values: list[Any]) -> np.ndarray:
-    arrays = [np.asarray(v) for v in values]
+    try:
+        arrays = [np.asarray(v) for v in values]
+    except ValueError as error:
+        told = str(error).partition(".")[0]
+        raise PipelineError(f"stage {made.name!r}: field {name!r} is no array: {told} [{made.where}]") from None
     kinds = {(a.dtype, a.shape) for a in arrays}
     if len(kinds) > 1:
         some = " and ".join(sorted(f"{d} {s}" for d, s in kinds)[:2])
@@ -113,6 +121,8 @@ def merge(made: Applied, batch: Any, result: Any) -> Any:
     """Give what a function returned as the batch: a dict changes or adds fields, anything else stands for itself."""
     if isinstance(result, dict) and hasattr(batch, "_fields"):
         for name, value in result.items():
+            if not isinstance(name, str):
+                raise PipelineError(f"stage {made.name!r} gives a field named {name!r}: give a text [{made.where}]")
             _check(made, name, value)
         if set(result) <= set(batch._fields):
             return batch._replace(**result)
@@ -123,21 +133,29 @@ def merge(made: Applied, batch: Any, result: Any) -> Any:
 
 
 def _check(made: Applied, name: str, value: Any) -> None:
-    """Hold the type of a field to that of the first batch."""
+    """Hold the dtype and the number of axes of a field to those of the first batch: a function may pad to other sizes."""
     if not hasattr(value, "dtype") or not hasattr(value, "shape"):
         return
     kind = (value.dtype, tuple(value.shape[1:]))
     first = made.seen.setdefault(name, kind)
-    if first != kind:
+    if first[0] != kind[0] or len(first[1]) != len(kind[1]):
         raise PipelineError(
             f"stage {made.name!r} gave {name!r} as {kind[0]} {kind[1]}, and {first[0]} {first[1]} on the first batch [{made.where}]"
         )
 
 
+def row_of(column: Any, j: int) -> Any:
+    """Give row j of a field of a batch: an array, flat values with offsets, or what a function made; a number stands for
+    every row."""
+    if hasattr(column, "offsets"):
+        return column.values[column.offsets[j] : column.offsets[j + 1]]
+    return column[j] if getattr(column, "shape", isinstance(column, (list, tuple))) else column
+
+
 def first_row(batch: Any) -> Any:
     """Give the one row of a batch of one."""
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(a[0] for a in batch))
+        return row_of(batch, 0) if hasattr(batch, "offsets") else type(batch)(*(row_of(a, 0) for a in batch))
     return batch
 
 

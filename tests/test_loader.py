@@ -59,32 +59,6 @@ def test_drop_last_that_leaves_nothing_says_so():
     assert rows(loader) == [] and len(loader) == 0
 
 
-def test_no_held_batch_is_overwritten():
-    """Batches kept as arrays, slices, memoryviews or elements of a cycle never change, poison in freed slots or not."""
-    loader = jl.Loader(data_of(5000), 16, shuffle=True, threads=2)
-    next(iter(loader))
-    loader._pool.poison = True
-    held = []
-    for k, batch in enumerate(loader):
-        wanted = batch.x.copy()
-        kind = k % 6
-        if kind == 0:
-            held.append((batch.x, wanted))
-        elif kind == 1:
-            held.append((batch.x[3:5], wanted[3:5]))
-        elif kind == 2:
-            held.append((memoryview(batch.x), wanted))
-        elif kind == 3:
-            cycle = [batch.x.reshape(-1)]
-            cycle.append(cycle)
-            held.append((cycle[0], wanted.reshape(-1)))
-        elif kind == 4:
-            held.append((np.lib.stride_tricks.sliding_window_view(batch.x, 2, axis=0), None))
-            held[-1] = (held[-1][0], np.lib.stride_tricks.sliding_window_view(wanted, 2, axis=0))
-    for kept, wanted in held:
-        assert (np.asarray(kept) == wanted).all()
-
-
 def test_buffers_are_used_again():
     """Epochs after the first allocate no batch memory."""
     loader = jl.Loader(data_of(4000), 8, shuffle=True)

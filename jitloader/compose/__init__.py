@@ -57,6 +57,14 @@ def sample_of(
 
     Raises RowError where a step refuses a value or user code raises.
     """
+    found = batch_of(sources, steps, fields, row, key)
+    return {name: array.values if isinstance(array, Ragged) else array[0] for name, array in found.items()}
+
+
+def batch_of(
+    sources: dict[str, Samples], steps: Sequence[Step], fields: Sequence[str], row: int, key: int
+) -> dict[str, Any]:
+    """Give the batch of one row that `sample_of` gives the sample of."""
     count = next(iter(sources.values())).rows.count
     program = compose(sources, steps, fields, only_row, (), count)
     worker = Worker(program, key, plain=True)
@@ -67,10 +75,7 @@ def sample_of(
         raise RowError(program, Failure(-2, int(worker.call.value(6)[1]), 0), cause) from None
     if failed is not None:
         raise RowError(program, failed)
-    found = {}
-    for output, array in zip(program.outputs, arrays, strict=True):
-        found[output.name] = array.values if isinstance(array, Ragged) else array[0]
-    return found
+    return {output.name: array for output, array in zip(program.outputs, arrays, strict=True)}
 
 
 def eager(stage: Stage, array: np.ndarray, key: int = 0) -> np.ndarray:

@@ -309,14 +309,13 @@ def launch():  # type: ignore[no-untyped-def]
 
 
 def parallel_safe() -> bool:
-    """Whether a `prange` kernel may be launched now: not in a forked child, whose OpenMP runtime would kill it."""
-    return not _forked and available_cpus() > 1
+    """Whether a `prange` kernel may be launched now: not in a forked child, whose OpenMP runtime would kill it, nor in
+    plain Python, where it would only hide what is raised."""
+    return not _forked and not disabled() and available_cpus() > 1
 
 
 def loop_in_parallel() -> Any:
-    """Give the `prange` of Numba, or `range` where JIT is off."""
-    if disabled():
-        return range
+    """Give the `prange` of Numba."""
     from numba import prange
 
     return prange

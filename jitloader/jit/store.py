@@ -6,9 +6,11 @@ import contextlib
 import hashlib
 import json
 import os
+import shutil
 import struct
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -58,12 +60,16 @@ def _private(folder: Path) -> bool:
 
 
 def clear_cache() -> int:
-    """Remove all compiled kernels and remembered types from the cache folder and give their number."""
+    """Remove all compiled kernels, remembered types and unpacked files from the cache folder; give the number of the first two."""
     folder = cache_folder()
     files = [*folder.glob("*.kernel"), *folder.glob("*.type")] if folder else []
+    if folder:
+        _tidy(folder)
     for file in files:
         with contextlib.suppress(OSError):
             file.unlink()
+    if folder:
+        shutil.rmtree(folder / "unpacked", ignore_errors=True)
     return len(files)
 
 
@@ -71,16 +77,24 @@ def write(file: Path, meta: dict[str, Any], payload: bytes) -> None:
     """Write a cache file whole or not at all; a full disk costs the cache, not the run."""
     head = json.dumps(meta).encode()
     body = struct.pack("<I", len(head)) + head + payload
-    try:
+    with contextlib.suppress(OSError):
+        _tidy(file.parent)
         handle, name = tempfile.mkstemp(dir=file.parent, suffix=".part")
         try:
             with os.fdopen(handle, "wb") as f:
                 f.write(MAGIC + hashlib.sha256(body).digest() + body)
             os.replace(name, file)
-        except OSError:
+        except BaseException:
             os.unlink(name)
-    except OSError:
-        pass
+            raise
+
+
+def _tidy(folder: Path) -> None:
+    """Remove what writers that were killed have left: no write takes an hour."""
+    for part in folder.glob("*.part"):
+        with contextlib.suppress(OSError):
+            if time.time() - part.stat().st_mtime > 3600:
+                part.unlink()
 
 
 def read(file: Path) -> tuple[dict[str, Any], bytes] | None:

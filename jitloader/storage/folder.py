@@ -186,7 +186,7 @@ def _link(old: str, new: str, array: Array) -> bool:
 def check_spec(name: str, dtype: DType, shape: tuple[int, ...]) -> tuple[DType, tuple[int, ...]]:
     """Check one field before anything is written."""
     where = f"field {name!r}"
-    if not _is_file_name(name):
+    if not is_file_name(name):
         raise DataError(f"{where}: not a file name: letters, digits and _ expected")
     if dtype.type.__module__.partition(".")[0] not in ("numpy", "builtins") and extra_name(dtype) is None:
         raise DataError(f"{where}: dtype {dtype} has no form in a .npy; a NumPy dtype or {', '.join(BITS)} expected")
@@ -372,7 +372,7 @@ def read_manifest(path: str, foreign: bool = True) -> dict[str, Any] | None:
         and isinstance(fields, dict)
         and isinstance(gone, list)
         and isinstance(meta, dict)
-        and all(_is_file_name(name) for name in [*fields, *gone])
+        and all(is_file_name(name) for name in [*fields, *gone])
         and all(isinstance(entry, dict) and entry.keys() >= {"dtype", "shape"} for entry in fields.values())
         and _are_rules(meta.get("samples", {}), fields)
     ):
@@ -388,7 +388,7 @@ def _are_rules(rules: Any, fields: Mapping[str, Any]) -> bool:
     )
 
 
-def _is_file_name(name: Any) -> bool:
+def is_file_name(name: Any) -> bool:
     """Whether a field can be a file in any file system, and stays inside its folder."""
     return (
         isinstance(name, str)
