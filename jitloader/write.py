@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from . import jit, storage
+from . import frames, jit, storage
 from .bars import bar
 from .cache import fingerprints
 from .compose import Ragged
@@ -122,7 +122,8 @@ def convert(
     resume: bool = True,
     **specs: Any,
 ) -> Dataset:
-    """Write what `jl.open` reads (a path, a URL), or any rows that `jl.write` takes, to a folder of `.npy`, and open it.
+    """Write what `jl.open` reads (a path, a URL), a frame or table, or any rows that `jl.write` takes, to a folder of
+    `.npy`, and open it.
 
     Everything else is as in `jl.write`: threads, progress, resume, errors.
 
@@ -136,7 +137,7 @@ def convert(
     """
     if isinstance(source, (str, os.PathLike)):
         source = _open(source, progress=progress)
-    elif hasattr(source, "keys"):
+    elif hasattr(source, "keys") or (not _of_hugging_face(source) and frames.columns(source) is not None):
         source = Dataset(source)
     return write(folder, source, threads=threads, progress=progress, resume=resume, **specs)
 
@@ -162,7 +163,7 @@ def _source(rows: Any, make: Callable[[int], Any] | None) -> Source:
     iterated = any(base.__name__ == "IterableDataset" for base in type(rows).__mro__)
     if hasattr(rows, "__getitem__") and hasattr(rows, "__len__") and not iterated:
         mark = getattr(rows, "_fingerprint", "")  # of Hugging Face's
-        if hasattr(rows, "with_format") and kind.startswith("datasets."):
+        if _of_hugging_face(rows):
             return Source(len(rows), f"{kind} {mark}", 1, samples=_sliced(rows.with_format("numpy")))
         return Source(len(rows), f"{kind} {mark}", 1, samples=_called(rows.__getitem__))
     try:
@@ -170,6 +171,10 @@ def _source(rows: Any, make: Callable[[int], Any] | None) -> Source:
     except TypeError:
         raise TypeError(f"write takes rows: something to iterate over, got a {type(rows).__name__}") from None
     return Source(len(rows) if hasattr(rows, "__len__") and not iterated else None, kind, 1, each=each)
+
+
+def _of_hugging_face(rows: Any) -> bool:
+    return type(rows).__module__.startswith("datasets.") and hasattr(rows, "with_format")
 
 
 def _called(make: Callable[[int], Any]) -> Callable[[int, int], Samples]:

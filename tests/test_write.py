@@ -161,6 +161,9 @@ def test_convert(tmp_path: Path) -> None:
         assert np.array_equal(jl.convert(source, tmp_path / f"{k}")[:].x, X)
     jl.convert({"x": X, "t": jl.ragged([make(i)["t"].astype("i4") for i in range(100)])}, tmp_path / "c")
     assert whole(tmp_path / "c")
+    pandas = pytest.importorskip("pandas")
+    frame = jl.convert(pandas.DataFrame({"x": np.arange(5), "y": np.arange(5) / 2}), tmp_path / "f")
+    assert frame.fields == ("x", "y") and np.load(tmp_path / "f" / "y.npy").tolist() == [0, 0.5, 1, 1.5, 2]
     data = jl.Dataset(x=X, y=np.arange(100)).map("x", jl.clip(0, 50)).apply(lambda b: {"z": b.y * 2})
     out = jl.convert(data, tmp_path / "d")
     assert np.array_equal(out[:].x, data[:].x) and out[:].z.tolist() == list(range(0, 200, 2))

@@ -27,6 +27,8 @@ from .folder import as_listed, with_parts
 from .folder import blocks as blocks
 from .folder import create_fields as create_fields
 from .folder import open_folder as open_folder
+from .folder import recall as recall
+from .folder import remember as remember
 from .folder import save_fields as save_fields
 from .folder import target_path as target_path
 from .folder import tidy as tidy

@@ -27,6 +27,7 @@ import os
 import reprlib
 import shutil
 import sys
+import time
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
@@ -46,6 +47,7 @@ VERSION = 1
 _STAGE = ".new-"
 _BLOCK = 1 << 23
 _TRIES = 100
+_NOTING = 0.3  # seconds that a writer waits for one that only notes something
 _MAX_MANIFEST = 1 << 26
 _BAD_IN_NAMES = set('/\\:*?"<>|')
 
@@ -261,10 +263,27 @@ def _writing(path: str, specs: Mapping[str, tuple[DType, tuple[int, ...]]], meta
 def writer(path: str) -> Iterator[dict[str, Any] | None]:
     """Be the only writer of a folder, made where it is not there and tidied up; gives the manifest that stands."""
     _make_folder(path)
-    with locked(path):
+    with locked(path, _NOTING):
         old = read_manifest(path, foreign=False)
         _sweep(path, old)
         yield old
+
+
+def _replace_manifest(path: str, stage: str, manifest: Mapping[str, Any]) -> None:
+    """Put a manifest on disk, in a stage, and then in the place of the old one."""
+    draft = os.path.join(stage, _STAGE + MANIFEST)
+    try:
+        with open(draft, "w", encoding="utf8") as file:
+            json.dump(manifest, file, indent=1)
+            file.flush()
+            os.fsync(file.fileno())
+        sync(stage)
+        sync(path)
+        os.replace(draft, os.path.join(path, MANIFEST))
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.remove(draft)
+        raise
 
 
 @contextlib.contextmanager
@@ -288,14 +307,7 @@ def staged(
             "gone": gone,
             "meta": dict(meta),
         }
-        draft = os.path.join(stage, MANIFEST)
-        with open(draft, "x", encoding="utf8") as file:
-            json.dump(manifest, file, indent=1)
-            file.flush()
-            os.fsync(file.fileno())
-        sync(stage)
-        sync(path)
-        os.replace(draft, os.path.join(path, MANIFEST))
+        _replace_manifest(path, stage, manifest)
     except BaseException:
         # Ctrl-C may come right after the rename: then the stage is the new version.
         if _token(read_manifest(path)) != token:
@@ -305,6 +317,56 @@ def staged(
     # The new version stands. What hinders the moves (files open on Windows, say) is left to the next writer.
     with contextlib.suppress(OSError):
         _finish(path, manifest)
+
+
+def recall(array: Array, what: str) -> Any:
+    """Give what was remembered of an array, the whole field of a folder that was saved: None where nothing was, and where
+    the file has changed since."""
+    found = _place(array)
+    if found is None:
+        return None
+    path, name, mark = found
+    with contextlib.suppress(OSError, DataError):
+        manifest = read_manifest(path)
+        notes = {} if manifest is None else manifest.get("notes", {})
+        note = notes.get(name) if isinstance(notes, dict) else None
+        if isinstance(note, dict) and note.get("file") == mark:
+            return note.get(what)
+    return None
+
+
+def remember(array: Array, what: str, value: Any) -> None:
+    """Note something, that JSON holds, of such an array in the folder's manifest; where that cannot be written, or another
+    writer is at work, nothing is noted."""
+    found = _place(array)
+    if found is None:
+        return
+    path, name, mark = found
+    with contextlib.suppress(OSError, DataError), locked(path):
+        manifest = read_manifest(path)
+        file = os.stat(os.path.join(path, name + ".npy"))
+        if manifest is None or name not in manifest["fields"] or [file.st_size, file.st_mtime_ns] != mark:
+            return
+        notes = manifest.setdefault("notes", {})
+        note = notes.get(name, {})
+        notes[name] = {**(note if note.get("file") == mark else {"file": mark}), what: value}
+        _replace_manifest(path, path, manifest)
+
+
+def _place(array: Array) -> tuple[str, str, list[int]] | None:
+    """The folder and the field whose file is all of what an array shows, and the file's size and mtime."""
+    found = mapping(array)
+    if found is None or not isinstance(found.map, Map) or not found.map.path.endswith(".npy"):
+        return None
+    if not array.flags.c_contiguous or found.offset + array.nbytes != len(found.map) or found.offset % 64:
+        return (
+            None  # a .npy begins its data at a multiple of 64: a slice from there on has another length than its header
+        )
+    with contextlib.suppress(DataError):
+        if npy.read(found.map, 0, len(found.map), found.map.path).shape == array.shape:
+            path, file = os.path.split(found.map.path)
+            return path, file[:-4], [found.map.stamp.size, found.map.stamp.mtime]
+    return None
 
 
 def tidy(folder: Path) -> None:
@@ -322,7 +384,9 @@ def _sweep(path: str, manifest: Mapping[str, Any] | None) -> None:
     if manifest is not None:
         _finish(path, manifest)
     for name in os.listdir(path):
-        if name.startswith(_STAGE):
+        if name == _STAGE + MANIFEST:
+            os.remove(os.path.join(path, name))
+        elif name.startswith(_STAGE):
             shutil.rmtree(os.path.join(path, name), ignore_errors=True)
 
 
@@ -383,7 +447,7 @@ def read_manifest(path: str, foreign: bool = True) -> dict[str, Any] | None:
 def _are_rules(rules: Any, fields: Mapping[str, Any]) -> bool:
     """Whether each rule names arrays that are there."""
     return isinstance(rules, dict) and all(
-        isinstance(rule, dict) and isinstance(rule.get("arrays"), list) and all(a in fields for a in rule["arrays"])
+        isinstance(rule, dict) and isinstance(rule.get("arrays"), list) and set(map(str, rule["arrays"])) <= set(fields)
         for rule in rules.values()
     )
 
@@ -471,8 +535,9 @@ def sync(path: str) -> None:
 
 
 @contextlib.contextmanager
-def locked(path: str) -> Iterator[int]:
-    """Be the folder's only writer; the system frees the lock of a process that dies. Gives the descriptor that holds it."""
+def locked(path: str, patience: float = 0.0) -> Iterator[int]:
+    """Be the folder's only writer; the system frees the lock of a process that dies. Gives the descriptor that holds it;
+    another one that holds it longer than `patience` seconds is a BlockingIOError."""
     if sys.platform == "win32":
         import msvcrt
 
@@ -482,15 +547,20 @@ def locked(path: str) -> Iterator[int]:
 
         descriptor = os.open(path, os.O_RDONLY)
     try:
-        try:
-            if sys.platform == "win32":
-                msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
-            else:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            if error.errno not in (errno.EAGAIN, errno.EACCES, errno.EDEADLK):
-                raise
-            raise BlockingIOError(errno.EAGAIN, "another writer is saving to this folder", path) from None
+        end = time.monotonic() + patience
+        while True:
+            try:
+                if sys.platform == "win32":
+                    msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
+                else:
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except OSError as error:
+                if error.errno not in (errno.EAGAIN, errno.EACCES, errno.EDEADLK):
+                    raise
+                if time.monotonic() > end:
+                    raise BlockingIOError(errno.EAGAIN, "another writer is saving to this folder", path) from None
+                time.sleep(0.01)
         try:
             yield descriptor
         finally:
