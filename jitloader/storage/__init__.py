@@ -23,13 +23,17 @@ import numpy.typing as npt
 from jitloader.errors import DataError
 
 from . import arrow, cifar, download, hdf5, huggingface, idx, npy, npz, parquet, raw, remote, safetensors
-from .folder import as_listed
+from .folder import as_listed, with_parts
 from .folder import blocks as blocks
 from .folder import create_fields as create_fields
 from .folder import open_folder as open_folder
+from .folder import recall as recall
+from .folder import remember as remember
 from .folder import save_fields as save_fields
 from .folder import target_path as target_path
 from .folder import tidy as tidy
+from .grow import begun as begun
+from .grow import grow_fields as grow_fields
 from .mapped import Array, Fields, listing, map_file, pick
 from .mapped import Column as Column
 from .mapped import Location as Location
@@ -197,7 +201,7 @@ def _far_folder(
             )
     if not found and fields is None:
         raise DataError(f"{remote.shown(url)}: a folder without .npy files: at least one expected, none found")
-    return pick(found, fields, remote.shown(url)), {} if manifest is None else manifest["meta"]
+    return pick(found, with_parts(fields, manifest), remote.shown(url)), {} if manifest is None else manifest["meta"]
 
 
 def _plain(path: Path) -> Array:
