@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from . import compose, jit, orders, pickling, quality
+from . import compose, jit, orders, pickling, quality, residency
 from .buffers import Pool, Slot
 from .dataset import Dataset
 from .filling import Plan, Team, Unit, shaped
@@ -53,6 +53,10 @@ class Loader:
         large batches: quick on idle cores, and slow where the consumer keeps them busy.
     prefetch : batches (or runs of small ones) filled ahead; 0 fills each when it is asked for.
 
+    max_resident : bytes of files that may be in this process's memory: mapped pages are given back behind the batches, and
+        of a chunked source (HDF5, Zarr) no more is kept decoded. Left out, mapped pages are the system's to take, and all
+        chunked sources together have a quarter of the available memory.
+
     A batch is yours: its arrays are writable, and no buffer is used again while anything refers to it. Each `iter()`
     gives one whole epoch; several may be live at once.
 
@@ -77,6 +81,7 @@ class Loader:
         tail: str = "keep",
         threads: int | None = None,
         prefetch: int = 2,
+        max_resident: int | None = None,
     ) -> None:
         if not isinstance(data, (Dataset, Mix, Live)):
             raise TypeError(f"Loader takes a jl.Dataset, got {type(data).__name__}: wrap arrays as jl.Dataset(x=array)")
@@ -85,6 +90,7 @@ class Loader:
         self.seed = whole_number("seed", seed, None)
         self.prefetch = whole_number("prefetch", prefetch, 0)
         self.threads = max(1, jit.available_cpus() - 1) if threads is None else whole_number("threads", threads, 1)
+        self.max_resident = None if max_resident is None else whole_number("max_resident", max_resident, 1)
         self._wide = (
             1 if threads is None else self.threads
         )  # a prange loop stalls beside a busy consumer: only if asked
@@ -199,7 +205,10 @@ class Loader:
         positions = self._data.positions(self._order_of(epoch), self.seed, epoch)
         if self._program is None or positions.length != self._positions:
             self._positions = positions.length
-            self._program = self._data.program(positions.kernel, positions.params)
+            program: Any = self._data.program(positions.kernel, positions.params)
+            if self.max_resident is not None:
+                program = program.bounded(residency.Bound(self.max_resident, program.grounds))
+            self._program = program
         made = len(jit.compile_events)
         self._program.load()
         if self._program.measure is not None:

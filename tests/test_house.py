@@ -21,7 +21,7 @@ FLOORS = [
     ["jit", "buffers"],
     ["dtypes", "python"],
     ["storage", "samples", "orders", "stages", "packing", "replay"],
-    ["ragged", "windows"],
+    ["ragged", "windows", "residency"],
     ["compose"],
     ["passes", "blame", "batches", "pickling"],
     ["describe", "cache"],

@@ -27,6 +27,7 @@ from .program import Layout as Layout
 from .program import Output as Output
 from .program import Program as Program
 from .program import Ragged as Ragged
+from .program import Reach as Reach
 from .program import Spans as Spans
 from .program import WideWorker as WideWorker
 from .program import Worker as Worker

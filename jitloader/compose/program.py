@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from .. import jit
+from .. import jit, residency
 from ..spec import Spec
 from ..stages import Step
 
@@ -41,6 +42,18 @@ class Output(NamedTuple):
     lengths: str = ""
 
 
+class Later:
+    """A program that is written when it is first asked for."""
+
+    def __init__(self, make: Callable[[], Program]) -> None:
+        self._make = make
+        self._made: Program | None = None
+
+    def __call__(self) -> Program:
+        self._made = self._made or self._make()  # two threads at once write the same
+        return self._made
+
+
 class Program(NamedTuple):
     """A pipeline as one function: `function(first, step, count, place, key, rows, error, *order, *outputs, *arguments)`.
 
@@ -60,6 +73,17 @@ class Program(NamedTuple):
     steps: tuple[Step, ...]
     notes: tuple[str, ...]  # how the steps were fused, a line each
     measure: Any = None  # Program | None
+    grounds: tuple[residency.Ground, ...] = ()  # the files below the sources
+    reach: Later | None = None  # tells which bytes of these a row reads
+    bound: residency.Bound | None = None
+
+    def bounded(self, bound: residency.Bound) -> Program:
+        """Give the program with a bound on the bytes of files that it keeps in memory."""
+        return self._replace(bound=bound)
+
+    def reaches(self, key: int, order: Sequence[Any]) -> list[Reach]:
+        """Give what tells which bytes of files rows read."""
+        return [Reach(self, key, order)] if self.grounds else []
 
     def signature(self) -> tuple[jit.Type, ...]:
         """Give the kernel types of all arguments."""
@@ -119,13 +143,11 @@ class Worker:
             self.measure = self._bind(program.measure, plain)
             kernel = jit.plain(lay_rows, LAY) if plain else jit.load(lay_rows, LAY)
             self.layer = kernel.bind(np.zeros(0, np.int64), 1, 0, 1, 1, np.zeros(0, np.int64), np.zeros(0, np.int64))
+        self.kept = residency.kept(program.grounds, program.bound)
+        self.reach = Reach(program, key, self.order, plain) if residency.has_chunks(program.grounds) else None
 
     def _bind(self, program: Program, plain: bool) -> jit.Call:
-        kernel = jit.plain(program.function, program.signature()) if plain else program.load()
-        values = program.values()
-        values[len(FIXED) : len(FIXED) + len(program.order)] = self.order
-        values[4] = self.key
-        return kernel.bind(*values)
+        return bind(program, self.key, self.order, plain)
 
     def lengths(self, first: int, step: int, count: int, place: int, spans: Spans) -> Failure | None:
         """Write the lengths of the rows at positions first, first + step, ... from row `place` on."""
@@ -153,7 +175,45 @@ class Worker:
 
     def fill(self, first: int, step: int, count: int, place: int) -> Failure | None:
         """Write the rows at positions first, first + step, ... into the outputs, from row `place` on."""
-        return run(self.call, first, step, count, place)
+        if not self.kept:
+            return run(self.call, first, step, count, place)
+        program = self.program
+        spans = None if self.reach is None else self.reach(first, step, count)
+        with contextlib.closing(residency.pieces(program.grounds, spans, count, program.bound)) as pieces:
+            for low, high in pieces:
+                failed = run(self.call, first + low * step, step, high - low, place + low)
+                if failed is not None:
+                    return failed._replace(done=low + failed.done)
+        return None
+
+
+def bind(program: Program, key: int, order: Sequence[Any], plain: bool = False) -> jit.Call:
+    """Give a program's call, compiled or in plain Python, with outputs of no rows."""
+    kernel = jit.plain(program.function, program.signature()) if plain else program.load()
+    values = program.values()
+    values[len(FIXED) : len(FIXED) + len(program.order)] = order
+    values[4] = key
+    return kernel.bind(*values)
+
+
+class Reach:
+    """One thread's hold on what tells which bytes a program reads."""
+
+    def __init__(self, program: Program, key: int, order: Sequence[Any], plain: bool = False) -> None:
+        assert program.reach is not None
+        self.inner = program.reach()
+        self.call = bind(self.inner, key, order, plain)
+
+    def __call__(self, first: int, step: int, count: int) -> residency.Spans:
+        """Give, for each field over a file, the first address of each row and the one after its last; where a row is out of
+        range, of the rows before it."""
+        found = [np.zeros(count, np.int64) for _ in self.inner.outputs]
+        for at, array in zip(self.inner.places(), found, strict=True):
+            self.call.set(at, array)
+        failed = run(self.call, first, step, count, 0)
+        if failed is not None:
+            found = [array * (np.arange(count) < failed.done) for array in found]
+        return list(zip(found[::2], found[1::2], strict=True))
 
 
 class WideWorker:
