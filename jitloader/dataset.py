@@ -709,9 +709,13 @@ class Dataset:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Dataset:
         new = object.__new__(Dataset)
+        for samples in self._sources.values():
+            for array in (array for part in samples.parts for array in (part.array, part.flat)):
+                if storage.is_chunked(array):  # of which a part is in memory
+                    memo[id(array)] = array
         for name in ("_fields", "_sources", "_steps", "_python", "_drawn"):
             setattr(new, name, copy.deepcopy(getattr(self, name), memo))
-        new._batch, new._watches, new._programs = self._batch, (), {}  # the copies lie in memory
+        new._batch, new._watches, new._programs = self._batch, _watches(new._sources), {}
         return new
 
     def __reduce__(self) -> Any:

@@ -95,6 +95,19 @@ class Plan:
             yield first, count, done
             done += count
 
+    def _in_steps(self, unit: Unit) -> Iterator[tuple[int, int, int]]:
+        """Give a unit's runs; before each is filled, the bytes of those behind it are asked for."""
+        for first, count, place in self.pieces(unit):
+            done = 0
+            while done < count and self.ahead is not None:
+                rows = min(count - done, self.ahead.rows)
+                faults = self.ahead.before(unit.start + place + done, unit.rows - place - done)
+                yield first + done * self.step, rows, place + done
+                self.ahead.after(faults)
+                done += rows
+            if self.ahead is None:
+                yield first, count, place
+
     def nbytes(self, unit: Unit) -> int:
         """Bytes that a filled unit came to: fixed rows, and those that vary at the lengths they have."""
         varied = sum(
@@ -108,14 +121,13 @@ class Plan:
         """Fill a unit's rows."""
         unit.thread, unit.begun = threading.get_ident(), time.perf_counter()
         try:
-            faults = 0 if self.ahead is None else self.ahead.before(unit.start, unit.rows)
             self._fill(worker, unit)
-            if self.ahead is not None:
-                self.ahead.after(faults)
             if self.data.applies and unit.failed is None:
                 self._apply(unit)
         except Exception as problem:
             unit.problem = problem
+        if self.ahead is not None and self.ahead.sources:
+            self.ahead.done()
         unit.fill_seconds = time.perf_counter() - unit.begun
 
     def _apply(self, unit: Unit) -> None:
@@ -144,7 +156,7 @@ class Plan:
         for k, (at, _) in enumerate(self.places):
             worker.call.point(at, slot.flat[k], slot.addresses[k])
         unit.layouts = layouts
-        for first, count, place in self.pieces(unit):
+        for first, count, place in self._in_steps(unit):
             failed = worker.fill(first, self.step, count, place)
             if failed is not None:
                 unit.failed = failed._replace(done=place + failed.done)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import threading
 import warnings
@@ -119,6 +120,35 @@ class Loader:
         self._meter = Meter()
         self._positions = data.positions(self._order, self.seed, 0).length
         self._check_sizes()
+        self._check_chunks()
+
+    def _check_chunks(self) -> None:
+        """Warn where chunks would be decoded again and again."""
+        used = [(one.sources, {*one.fields, *(n for step in one.steps for n in step.fields)}) for one in self._data.datasets]
+        below = residency.chunked_below([{n: s for n, s in given.items() if n in names} for given, names in used])
+        limit = residency.default_limit() if self.max_resident is None else self.max_resident
+        if sum(source.nbytes for source in below) <= limit or not self._positions:
+            return
+        planned = self._data.positions(self._order, self.seed, 0)
+        if planned.kernel is orders.blocks_rows:
+            size, window = planned.params[:2]
+            wanted = window * sum(-(-size // source.rows) * source.band for source in below)
+            told = f"a window of {self._order.name} takes"
+        else:
+            rows = np.zeros(min(64, self._positions), np.int64)
+            with np.errstate(all="ignore"), contextlib.suppress(Exception):  # of the user's: it comes with its batch
+                planned.kernel(0, 1, rows, *planned.params)
+            falls = int((np.diff(rows) < 0).sum()) > len(rows) // 10
+            wanted = sum(source.nbytes for source in below) if falls else 0
+            told = f"order {self._order.name} reads all over"
+        if wanted > limit:
+            most = max(source.rows for source in below)
+            window = max(1, limit // 2 // sum(-(-most // source.rows) * source.band for source in below))
+            warnings.warn(
+                f"{told} {wanted / 1e9:.3g} GB of decoded chunks, and {limit / 1e9:.3g} GB of them are kept: each is decoded "
+                f"many times; use order=jl.blocks(rows={most}, window={window}), or a larger max_resident=",
+                stacklevel=3,
+            )
 
     def _check_sizes(self) -> None:
         if self.drop_last and self._positions and not len(self):

@@ -167,6 +167,17 @@ def _distinct(line: tuple[np.ndarray, np.ndarray], low: int, high: int) -> np.nd
     return np.flatnonzero(np.cumsum(steps) > 0) + first.min()
 
 
+def _last_row(first: np.ndarray, last: np.ndarray, bands: np.ndarray) -> np.ndarray:
+    """Give the last row that reads each of some bands, which are all that the rows read."""
+    found = np.zeros(len(bands), np.int64)
+    there = last >= first
+    rows = np.broadcast_to(np.arange(first.shape[1]), first.shape)[there]
+    low, high = np.searchsorted(bands, first[there]), np.searchsorted(bands, last[there])
+    for at in range(int((high - low).max(initial=-1)) + 1):
+        np.maximum.at(found, np.minimum(low + at, high), rows)
+    return found
+
+
 # -- decoded chunks ---------------------------------------------------------------------------------------------------
 
 Wanted = list[tuple[Chunked, np.ndarray]]
@@ -273,6 +284,8 @@ def _decode(source: Chunked, first: int, last: int) -> BaseException | None:
         source.decode(first, last)
     except BaseException as error:
         problem = error
+    if problem is not None and last - first > 1:  # one of them alone is broken, and is to be named
+        return max((_decode(source, band, band + 1) for band in range(first, last)), key=lambda p: p is not None)
     with _change:
         bands = np.arange(first, last)
         source.coming -= len(bands)
@@ -323,8 +336,9 @@ def _evict(sources: Sequence[Chunked], nbytes: int, past: bool = False) -> int:
     return freed
 
 
-def _request(wanted: Wanted, stamp: int, bound: Bound | None) -> bool:
-    """Let bands be decoded in the background, where there is room for all of them beside what is still wanted."""
+def _request(wanted: Wanted, times: list[np.ndarray], bound: Bound | None) -> bool:
+    """Let bands be decoded in the background, where there is room for all of them beside what is still wanted; `times` are
+    when each is wanted last."""
     with _change:
         sources = bound.sources if bound is not None else list(alive)
         limit = bound.limit if bound is not None else default_limit()
@@ -334,10 +348,10 @@ def _request(wanted: Wanted, stamp: int, bound: Bound | None) -> bool:
         need = sum(s.size_of(b) for s, b in absent)
         short = sum(s.resident for s in sources) + need - limit if need else 0
         fits = short - _evict(sources, short, past=True) <= 0
-        for source, bands in wanted:
+        for (source, bands), time in zip(wanted, times, strict=True):
             source.users[bands] -= 1
             if fits:
-                source.when[bands] = np.maximum(source.when[bands], stamp)
+                source.when[bands] = np.maximum(source.when[bands], time)
         if not fits:
             return False
         _come(absent)
@@ -423,6 +437,11 @@ def available_memory() -> int:
     return found
 
 
+def chunked_below(sources: Sequence[Mapping[str, Samples]]) -> list[Chunked]:
+    """Give the chunked arrays below some data."""
+    return list({id(g.map): g.map for one in sources for g in grounds(one) if isinstance(g.map, Chunked)}.values())
+
+
 # -- read ahead -------------------------------------------------------------------------------------------------------
 
 
@@ -449,8 +468,17 @@ class Ahead:
         self.time = _clock
         self._make = reaches
         self._reaches: list[Any] | None = None
+        self._filling: dict[int, int] = {}  # where each thread is
         self._at, self._block, self._nbytes = 0, 64, 0.0
         self._lock = threading.Lock()
+
+    @property
+    def rows(self) -> int:
+        """How many rows to fill before what comes after them is looked at: those of an eighth of what may be in memory."""
+        if not self.sources:
+            return 1 << 62
+        most = default_limit() if self.bound is None else self.bound.limit
+        return max(1, int(most / 8 / (self._nbytes or most / 8 / 64)))
 
     def before(self, start: int, rows: int) -> int:
         """Ask for what comes after row `start` of this rank, and the `rows` from there on. Gives faults so far."""
@@ -461,7 +489,8 @@ class Ahead:
             return faults()
         if self.sources:
             with _change:
-                _clock = max(_clock, self.time + start)
+                self._filling[threading.get_ident()] = start
+                _clock = max(_clock, self.time + min(self._filling.values()))  # what a slower thread needs is not past
         if not self._lock.acquire(blocking=False):
             return 0  # another thread is at it
         try:
@@ -470,6 +499,11 @@ class Ahead:
         finally:
             self._lock.release()
         return 0
+
+    def done(self) -> None:
+        """This thread fills nothing for now."""
+        with _change:
+            self._filling.pop(threading.get_ident(), None)
 
     def after(self, before: int) -> None:
         """See whether filling had to wait for a disk."""
@@ -505,8 +539,10 @@ class Ahead:
             spans += [tuple(map(np.concatenate, zip(*one, strict=True))) for one in zip(*found, strict=True)]  # type: ignore
         self._nbytes = max(1.0, sum(float((highs - lows).sum()) for lows, highs in spans) / count)
         if self.sources:
-            wanted = [(g.map, _distinct(_bands(g, spans), 0, count)) for g in self.sources]
-            if not _request(wanted, self.time + self._at + count, self.bound):
+            lines = [_bands(ground, spans) for ground in self.sources]
+            wanted = [(g.map, _distinct(line, 0, count)) for g, line in zip(self.sources, lines, strict=True)]
+            last = [_last_row(*line, bands) for line, (_, bands) in zip(lines, wanted, strict=True)]
+            if not _request(wanted, [rows + self.time + self._at for rows in last], self.bound):
                 return False
         for ground in self.maps:
             will_need(ground, spans)

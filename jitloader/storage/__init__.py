@@ -1,8 +1,8 @@
 """Where bytes live: the formats people already have, mapped where they lie, and folders of arrays saved as a whole.
 
 Opening costs O(fields) at any size. Arrays are plain, read-only np.ndarray views over the map; their bytes are read
-when they are used, and the file stays open for as long as a view lives. What cannot be mapped is refused, with the
-remedy.
+when they are used, and the file stays open for as long as a view lives. What lies in chunks (HDF5, Zarr) is decoded into
+memory that stands for a map of it (`chunked`). What can be neither is refused, with the remedy.
 A format is a module with `SUFFIXES`, `sniff(head, path)` and `fields(map)`, and its line in `FORMATS`.
 """
 
@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from jitloader.errors import DataError
 
-from . import arrow, cifar, hdf5, idx, npy, npz, raw, safetensors
+from . import arrow, chunked, cifar, hdf5, idx, mapped, npy, npz, raw, safetensors, zarr
 from .folder import blocks as blocks
 from .folder import create_fields as create_fields
 from .folder import open_folder as open_folder
@@ -34,7 +34,6 @@ from .mapped import Watch as Watch
 from .mapped import full_path as full_path
 from .mapped import locate as locate
 from .mapped import mapping as mapping
-from .mapped import reopen as reopen
 from .mapped import watch as watch
 
 # Asked by content in this order, then by suffix; cifar last, its content has no mark.
@@ -74,7 +73,7 @@ def open_array(
         return raw.open_raw(path, dtype, shape, offset)
     if shape is not None or offset:
         raise DataError(f"{full_path(path)}: shape and offset are for raw files; give dtype too")
-    if os.path.isdir(path):
+    if os.path.isdir(path) and not zarr.is_store(full_path(path)):
         raise IsADirectoryError(
             errno.EISDIR, "a folder, one file expected (open_fields takes folders)", full_path(path)
         )
@@ -101,7 +100,7 @@ def open_fields(path: Path, *more: Path, fields: Collection[str] | None = None) 
     ...     {name: a.shape for name, a in open_fields(folder + "/data.npz").items()}
     {'x': (3, 3), 'y': (3,)}
     """
-    if not more and os.path.isdir(path):
+    if not more and os.path.isdir(path) and not zarr.is_store(full_path(path)):
         return open_folder(path, fields)[0]
     found: Fields = {}
     for one in (path, *more):
@@ -112,23 +111,57 @@ def open_fields(path: Path, *more: Path, fields: Collection[str] | None = None) 
     return pick(found, fields, full_path(path))
 
 
+def reopen(
+    path: Path,
+    dtype: npt.DTypeLike,
+    shape: tuple[int, ...],
+    strides: tuple[int, ...],
+    offset: int,
+    size: int | None = None,
+    dataset: str | None = None,
+) -> Array:
+    """Open what `locate` named: a read-only array of the same dtype, shape and strides, of the file or dataset at `path`.
+
+    Raises OSError where the file is gone, DataError where it is not `size` bytes long or too short for the array.
+    """
+    if dataset is None:
+        return mapped.reopen(path, dtype, shape, strides, offset, size)
+    path = full_path(path)
+    now = os.stat(path).st_size
+    if size is not None and size != now:
+        raise DataError(f"{path}: not the file it was: {size} bytes expected, {now} found")
+    whole = pick(hdf5.fields(map_file(path)), [dataset], path)[dataset] if dataset else zarr.read(path)
+    below = mapping(whole)
+    if below is None or not isinstance(below.map, Map):
+        raise DataError(f"{path}: not the file it was: a chunked dataset expected")
+    return mapped.see(below.map, dtype, shape, strides, offset)
+
+
+def is_chunked(array: Array) -> bool:
+    """Whether an array stands for a chunked dataset, of which no more is in memory than was brought in."""
+    below = mapping(array)
+    return below is not None and isinstance(below.map, chunked.Chunked)
+
+
 def _fields(path: Path) -> Fields:
     """Find a file's format, by content first and name second, and what it holds."""
     path = full_path(path)
+    if zarr.is_store(path):
+        return zarr.fields(path)
     if os.path.isdir(path):
         arrays, _ = open_folder(path)
         return {name: functools.partial(np.asarray, array) for name, array in arrays.items()}
-    mapped = map_file(path)
-    head = mapped[:65536]
+    whole = map_file(path)
+    head = whole[:65536]
     for form in FORMATS:
         if form.sniff(head, path):
-            return form.fields(mapped)  # type: ignore[no-any-return]
+            return form.fields(whole)  # type: ignore[no-any-return]
     for magic, message in _FOREIGN.items():
         if head.startswith(magic):
             raise DataError(f"{path}: {message}")
     for form in FORMATS:
         if form.SUFFIXES and path.endswith(form.SUFFIXES):
-            return form.fields(mapped)  # type: ignore[no-any-return]
+            return form.fields(whole)  # type: ignore[no-any-return]
     raise DataError(
-        f"{path}: a known format expected, {head[:8]!r} found ({len(mapped)} bytes); for a raw file give dtype"
+        f"{path}: a known format expected, {head[:8]!r} found ({len(whole)} bytes); for a raw file give dtype"
     )

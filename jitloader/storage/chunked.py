@@ -35,7 +35,7 @@ class Chunked(Map):
     counts the bytes of all that are there or coming, `holds` those who read now, `coming` the bands being decoded.
     """
 
-    dataset: str
+    where: str  # the array, for a message
     fetch: Fetch
     shape: tuple[int, ...]
     dtype: DType
@@ -83,11 +83,6 @@ class Chunked(Map):
             if begin < end:
                 self.madvise(mmap.MADV_DONTNEED, begin, min(end, len(self)) - begin)
 
-    @property
-    def where(self) -> str:
-        """The array, for a message."""
-        return f"{self.path}, dataset {self.dataset}" if self.dataset else self.path
-
 
 def reserve(
     path: str, stamp: Stamp, dataset: str, shape: tuple[int, ...], dtype: DType, rows: int, fetch: Fetch, where: str
@@ -107,7 +102,7 @@ def reserve(
         raise DataError(f"{where}: {nbytes:,} bytes of address space cannot be reserved: {error}") from None
     if hasattr(mmap, "MADV_NOHUGEPAGE"):  # else a page of 2 MB may come with the first byte, and come back after a drop
         memory.madvise(mmap.MADV_NOHUGEPAGE)
-    memory.path, memory.stamp, memory.dataset = path, stamp, dataset
+    memory.path, memory.stamp, memory.dataset, memory.where = path, stamp, dataset, where
     memory.shape, memory.dtype, memory.fetch = shape, dtype, fetch
     memory.rows, memory.nbytes = min(rows, shape[0]), nbytes
     memory.band = memory.rows * (nbytes // shape[0])
