@@ -75,30 +75,28 @@ class Bound:
         self.maps = [g for g in places if not isinstance(g.map, Chunked)]
         share = 2 if self.sources and self.maps else 1
         self.limit, self.mapped = limit // share, limit // share
-        self.rows = 64  # after which the process is looked at again
+        # After so many rows the process is looked at again. A fault may map 64 KB around a row, or 2 MB where the cache has
+        # pages of that size: how much is measured, beginning with the worst.
+        self.rows = max(1, self.mapped // 16 // (2 << 20))
         self._base = self._last = -1
+        self._row = 0.0
         self._lock = threading.Lock()
 
     def behind(self, rows: int) -> None:
         """After so many rows: where mapped pages have come near the bound, give all back. What is read again after that
         is still in the system's cache: a fault, no read."""
-        if not self.maps or not self._lock.acquire(blocking=False):
+        if not self.maps:
             return
-        try:
+        with self._lock:
             now = mapped_bytes()
-            if self._last < 0 or now - self._base > self.mapped // 2:
+            if self._last >= 0:
+                self._row = max(self._row * 0.95, (now - self._last) / rows)
+                self.rows = max(1, min(2 * self.rows, 4096, int(self.mapped / 16 / max(self._row, 1))))
+            if self._last < 0 or now - self._base > self.mapped * 3 // 8:
                 for ground in self.maps:
                     _advise(ground.address, ground.length, mmap.MADV_DONTNEED)
-                grown, now = now - self._last, mapped_bytes()
-                self._base = now
-            else:
-                grown = now - self._last
-            # A fault may map 64 KB around a row, or 2 MB where the cache has pages of that size: it is measured, not known.
-            if self._last >= 0:
-                self.rows = max(1, min(4096, int(self.mapped / 8 / max(grown / rows, 1))))
+                self._base = now = mapped_bytes()
             self._last = now
-        finally:
-            self._lock.release()
 
 
 def mapped_bytes() -> int:

@@ -101,7 +101,9 @@ class Program(NamedTuple):
         return Worker(self, key, order)
 
     def load(self) -> jit.Kernel:
-        """Give the program compiled."""
+        """Give the program compiled; and, where it must be known what rows read, what tells that."""
+        if self.reach is not None and residency.has_chunks(self.grounds):
+            self.reach().load()
         return jit.load(self.function, self.signature(), name="fill")
 
     def places(self) -> list[int]:
