@@ -755,8 +755,9 @@ class Dataset:
 def open(path: str | os.PathLike[str], *more: str | os.PathLike[str], fields: Sequence[str] | None = None) -> Dataset:
     """Map what lies at a path to a data set: a folder of `.npy`, or one file whose format names its fields.
 
-    Formats are found by content: `.npy`, stored `.npz`, IDX, CIFAR binary, safetensors, HDF5, Arrow. Files are mapped,
-    not read, whatever their size. `fields` picks some. Raises OSError or DataError naming the path.
+    Formats are found by content: `.npy`, stored `.npz`, IDX, CIFAR binary, safetensors, HDF5, Arrow, folders of Zarr.
+    Files are mapped, not read, whatever their size; chunked datasets of HDF5 and Zarr are decoded when their rows are
+    read. `fields` picks some. Raises OSError or DataError naming the path.
 
     >>> import tempfile, numpy as np, jitloader as jl
     >>> with tempfile.TemporaryDirectory() as folder:

@@ -412,7 +412,7 @@ def default_limit() -> int:
     True
     """
     if not _limit:
-        _limit.append(max(64 << 20, available_memory() // 4))
+        _limit.append(max(16 << 20, available_memory() // 4))
     return _limit[0]
 
 

@@ -287,10 +287,11 @@ def locate(array: Array) -> Location | None:
     copy-on-write map, a file that was replaced, changed or removed since.
 
     >>> import tempfile
+    >>> from jitloader import storage
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     np.save(folder + "/x.npy", np.arange(12).reshape(3, 4))
     ...     x = np.load(folder + "/x.npy", mmap_mode="r")[::-1, 1:3]
-    ...     reopen(*locate(x)).tolist()
+    ...     storage.reopen(*locate(x)).tolist()
     [[9, 10], [5, 6], [1, 2]]
     """
     found = mapping(array)
