@@ -14,6 +14,7 @@ import numpy as np
 
 import jitloader as jl
 
+from . import storage
 from .tables import size_of, text_table
 
 ROUNDS = 5
@@ -123,7 +124,7 @@ def bench(path: str, batch_size: int) -> None:
     loader = jl.Loader(data, batch_size, shuffle=True)
     ways: dict[str, Callable[[], None]] = {"jitloader": lambda: drain(loader)}
     arrays = [samples.parts[0].array for samples in data.sources.values() if len(samples.parts) == 1]
-    if len(arrays) == len(data.fields):
+    if len(arrays) == len(data.fields) and not any(map(storage.is_chunked, arrays)):
         ways["np.take(out=, mode='clip')"] = numpy_epoch([a[:rows] for a in arrays], batch_size)
     ways["memcpy, one thread"] = copy_epoch(rows * row, batch_size * row)
     print(f"{path}: {rows:,} of {count:,} rows, {row:,} bytes each, in batches of {batch_size:,}")

@@ -783,9 +783,13 @@ class Dataset:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Dataset:
         new = object.__new__(Dataset)
+        for samples in self._sources.values():
+            for array in (array for part in samples.parts for array in (part.array, part.flat)):
+                if storage.is_chunked(array):  # of which a part is in memory
+                    memo[id(array)] = array
         for name in ("_fields", "_sources", "_steps", "_python", "_drawn"):
             setattr(new, name, copy.deepcopy(getattr(self, name), memo))
-        new._batch, new._watches, new._programs = self._batch, (), {}  # the copies lie in memory
+        new._batch, new._watches, new._programs = self._batch, _watches(new._sources), {}
         return new
 
     def __reduce__(self) -> Any:
@@ -833,10 +837,11 @@ def open(
     """Map what lies at a path or a URL to a data set: a folder of `.npy` or of Hugging Face `datasets`, or one file whose
     format names its fields.
 
-    Formats are found by content: `.npy`, stored `.npz`, IDX, CIFAR binary, safetensors, HDF5, Arrow, Parquet. Files are
-    mapped, not read, whatever their size; lists of free length come as `jl.ragged`, a structured array as its columns.
-    `fields` picks some. Parquet, and with `unpack=True` a compressed `.npz`, are decoded once into `.npy` files in the
-    cache folder (or in the folder `unpack`), and found there as long as the file stays the same.
+    Formats are found by content: `.npy`, stored `.npz`, IDX, CIFAR binary, safetensors, HDF5, Arrow, Parquet, folders of
+    Zarr. Files are mapped, not read, whatever their size; lists of free length come as `jl.ragged`, a structured array as
+    its columns. Chunked datasets of HDF5 and Zarr are decoded when their rows are read. `fields` picks some. Parquet, and
+    with `unpack=True` a compressed `.npz`, are decoded once into `.npy` files in the cache folder (or in the folder
+    `unpack`), and found there as long as the file stays the same.
 
     What a URL holds (http, https; s3, gs and what else fsspec knows, with `storage_options` for it) is downloaded in
     parallel ranges to a local cache, which all processes share, and then mapped: once for each version of the file. An

@@ -49,10 +49,10 @@ def _as_bytes(array: np.ndarray) -> np.ndarray:
 
 
 class _Memory:
-    """Lends memory at an address through the array interface, keeping its owner alive."""
+    """Lends memory at an address through the array interface, keeping its owner alive: what lies below, as a view's `base`."""
 
     def __init__(self, owner: np.ndarray, address: int, nbytes: int) -> None:
-        self.owner = owner
+        self.base = owner
         self.__array_interface__ = {"version": 3, "shape": (nbytes,), "typestr": "|u1", "data": (address, True)}
 
 

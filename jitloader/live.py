@@ -65,6 +65,10 @@ class _Program:
         """Give one thread's hold on the program."""
         return _Guarded(compose.Worker(self.inner, key, order), self.ring)
 
+    def bounded(self, bound: Any) -> _Program:
+        """A ring is memory, not a file."""
+        return self
+
 
 class Live:
     """Fields over a ring that others go on writing: what `jl.live` and `jl.transitions` make of one.

@@ -21,7 +21,7 @@ FLOORS = [
     ["jit", "buffers"],
     ["dtypes", "python", "foreign"],
     ["storage", "samples", "orders", "stages", "packing", "replay"],
-    ["ragged", "windows"],
+    ["ragged", "windows", "residency"],
     ["frames"],
     ["compose", "kept"],
     ["passes", "blame", "batches", "pickling"],

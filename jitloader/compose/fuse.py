@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from .. import jit
+from .. import jit, residency
 from ..dtypes import carrier_of
 from ..errors import PipelineError
 from ..samples import Samples, contiguous
 from ..spec import Spec
 from ..stages import Bound, Step
 from .nest import Axis, Flow, Value, combinations, fixed, flush, outside, widened
-from .program import BLOCK, FIXED, Output, Program
+from .program import BLOCK, FIXED, Later, Output, Program
 from .source import Source
 
 
@@ -35,8 +35,14 @@ def compose(
     each row is checked. With `base`, the data are one source of several: rows below 0 are another's and left alone, and
     row numbers come out counted from `base`.
     """
-    needed = _needed(steps, fields)
-    return _Fuser(sources, steps, fields, needed, count, rows, base).program(order, order_params)
+    given = (sources, steps, fields, _needed(steps, fields), count, rows, base)
+    made = _Fuser(*given)
+    grounds = residency.grounds(made.sources)
+    program = made.program(order, order_params)
+    if not grounds:
+        return program
+    # Written when it is asked for: files that are in memory already need none.
+    return program._replace(grounds=grounds, reach=Later(lambda: _Fuser(*given).reach(order, order_params)))
 
 
 def _needed(steps: Sequence[Step], fields: Sequence[str]) -> set[str]:
@@ -333,13 +339,7 @@ class _Fuser:
         add(f"{known} = r; r = randint({key}, 0, {self.count}); error[1] = r")
         self.partner = code.fresh("_p")
         add(f"sample{self.partner} = sample; sample = subkey(key, r)")
-        ahead = [k for k in self.active if k < number]
-        needed = set(step.fields)
-        for k in reversed(ahead):
-            if needed & set(self.steps[k].outputs):
-                needed |= set(self.steps[k].fields)
-            else:
-                ahead.remove(k)
+        ahead, needed = self._behind(number)
         self.flows = {name: self._read(name, s) for name, s in self.sources.items() if name in needed}
         for k in ahead:
             with code.of_step(k):
@@ -361,6 +361,17 @@ class _Fuser:
             self.flows[other] = others[name]
             self._sample(step, number, key, [name, other], [before, before], [out], [bound])
             del self.flows[other]
+
+    def _behind(self, number: int) -> tuple[list[int], set[str]]:
+        """Give the steps that a step's fields come through before it, and all fields in these."""
+        ahead = [k for k in self.active if k < number]
+        needed = set(self.steps[number].fields)
+        for k in reversed(ahead):
+            if needed & set(self.steps[k].outputs):
+                needed |= set(self.steps[k].fields)
+            else:
+                ahead.remove(k)
+        return ahead, needed
 
     def _sample(
         self,
@@ -652,6 +663,99 @@ class _Fuser:
             steps=self.steps,
             notes=(),
         )
+
+    # -- places -------------------------------------------------------------------------------------------------------
+
+    def reach(self, order: Callable[..., Any], order_params: Sequence[Any]) -> Program:
+        """Write the function that tells where each row, and any partner of it, lies: for each field over a file the address
+        of the first byte and of the one after the last, both 0 where nothing is read."""
+        code, spans = self.code, [0]
+        names = {name for name, samples in self.sources.items() if residency.grounds({name: samples})}
+        code.add("done = 0")
+        with code.block("while done < count:"):
+            code.add(f"m = min({BLOCK}, count - done)")
+            self._find()
+            with code.block("for j in range(m):"):
+                code.add("r = rows[j]")
+                code.add("error[1] = r; error[3] = done + j")
+                cleared = len(code.lines)
+                if self.base is not None:
+                    with code.block("if r < 0:"):
+                        code.add("continue")
+                with code.block(f"if r < 0 or r >= {self.count}:"):
+                    code.refuse(-1)
+                self._touch(self.active, names, names, spans)
+            code.add("done += m")
+        code.add("return 0")
+        outs = [f"out{k}" for k in range(spans[0])]
+        text = "; ".join(f"{out}[place + done + j] = 0" for out in outs)
+        code.lines.insert(cleared, "    " * 3 + text)
+        code.owners.insert(cleared, -1)
+        heads = [*FIXED, *outs]
+        source, function = code.finish(jit.APART, heads)
+        number = Spec(np.dtype(np.int64), ())
+        return Program(
+            source=source,
+            function=function,
+            outputs=tuple(Output(out, number, number.dtype, 1) for out in outs),
+            find=order,
+            order=tuple(order_params),
+            arguments=tuple(code.arguments),
+            scratch=tuple(code.scratch),
+            owners=tuple(code.owners),
+            steps=self.steps,
+            notes=(),
+        )
+
+    def _touch(self, steps: list[int], needed: set[str], wanted: set[str], spans: list[int]) -> None:
+        """Write where row r lies, and where the partners lie that these steps draw for it."""
+        code, add = self.code, self.code.add
+        for name, samples in self.sources.items():
+            if name in needed and name in wanted:
+                self._span(name, samples, spans)
+        for number in steps:
+            if self.steps[number].bound[0].kind != "pair":
+                continue
+            own, outer = code.fresh("own"), self.partner
+            key = f"subkey(subkey(key, r), {self.steps[number].salt})"
+            add(f"{own} = r; r = randint({key}, 0, {self.count})")
+            self.partner = code.fresh("_p")
+            self._touch(*self._behind(number), wanted, spans)
+            self.partner = outer
+            add(f"r = {own}")
+
+    def _span(self, name: str, samples: Samples, spans: list[int]) -> None:
+        """Write the addresses of one field of row r."""
+        code, add, suffix = self.code, self.code.add, self.suffix[name] + self.partner
+        low, high = f"out{spans[0]}", f"out{spans[0] + 1}"
+        spans[0] += 2
+        _, base = self._row(samples, "r", suffix)
+        one = len(samples.parts) == 1
+        address = code.argument(int(samples.parts[0].flat.ctypes.data)) if one else f"{self._parts(samples)[1]}[k{suffix}]"
+        item, at = samples.carrier.itemsize, "place + done + j"
+        inner = [*samples.shape[1:], *([samples.dtype.itemsize] if len(samples.strides) > len(samples.shape) else [])]
+        tail = samples.strides[len(samples.strides) - len(inner) :] if inner else ()
+        reach = [((n or 0) - 1) * s for n, s in zip(inner, tail, strict=True)]
+        before, after = sum(min(0, d) for d in reach), sum(max(0, d) for d in reach) + 1
+        if 0 in inner:
+            return
+        if not samples.shape:
+            add(f"{low}[{at}] = {address} + ({base} + {before}) * {item}")
+            add(f"{high}[{at}] = {address} + ({base} + {after}) * {item}")
+            return
+        n, stride = f"n{suffix}" if samples.shape[0] is None else samples.shape[0], samples.strides[0]
+        add(f"f{suffix} = 0; t{suffix} = {n} - 1")
+        if samples.low is not None or samples.high is not None:
+            least = f"l{suffix}" if samples.low is not None else f"min(0, h{suffix} - 1)"
+            most = f"h{suffix}" if samples.high is not None else f"max({n}, l{suffix} + 1)"
+            if samples.fill is None:  # the nearest element inside stands for those outside
+                add(f"f{suffix} = min(max(0, {least}), {most} - 1); t{suffix} = min(max({n} - 1, {least}), {most} - 1)")
+            else:
+                add(f"f{suffix} = max(0, {least}); t{suffix} = min({n}, {most}) - 1")
+        ends = (f"f{suffix}", f"t{suffix}") if stride >= 0 else (f"t{suffix}", f"f{suffix}")
+        with code.block(f"if f{suffix} <= t{suffix}:"):
+            add(f"{low}[{at}] = {address} + ({base} + {ends[0]} * {stride} + {before}) * {item}")
+            add(f"{high}[{at}] = {address} + ({base} + {ends[1]} * {stride} + {after}) * {item}")
 
 
 def _most(flow: Flow) -> int:

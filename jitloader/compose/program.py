@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from .. import jit
+from .. import jit, residency
 from ..spec import Spec
 from ..stages import Step
 
@@ -46,6 +47,18 @@ class Output(NamedTuple):
     lengths: str = ""
 
 
+class Later:
+    """A program that is written when it is first asked for."""
+
+    def __init__(self, make: Callable[[], Program]) -> None:
+        self._make = make
+        self._made: Program | None = None
+
+    def __call__(self) -> Program:
+        self._made = self._made or self._make()  # two threads at once write the same
+        return self._made
+
+
 class Program(NamedTuple):
     """A pipeline as one function: `function(first, step, count, place, key, rows, error, find, order, *outputs, *arguments)`.
 
@@ -67,6 +80,17 @@ class Program(NamedTuple):
     steps: tuple[Step, ...]
     notes: tuple[str, ...]  # how the steps were fused, a line each
     measure: Any = None  # Program | None
+    grounds: tuple[residency.Ground, ...] = ()  # the files below the sources
+    reach: Later | None = None  # tells which bytes of these a row reads
+    bound: residency.Bound | None = None
+
+    def bounded(self, bound: residency.Bound) -> Program:
+        """Give the program with a bound on the bytes of files that it keeps in memory."""
+        return self._replace(bound=bound)
+
+    def reaches(self, key: int, order: Sequence[Any]) -> list[Reach]:
+        """Give what tells which bytes of files rows read."""
+        return [Reach(self, key, order)] if self.grounds else []
 
     def signature(self) -> tuple[jit.Type, ...]:
         """Give the kernel types of all arguments."""
@@ -88,8 +112,10 @@ class Program(NamedTuple):
         return Worker(self, key, order)
 
     def load(self) -> jit.Kernel:
-        """Give the program compiled, and its order too."""
+        """Give the program compiled, and its order; and, where it must be known what rows read, what tells that."""
         jit.load(self.find, self.finding())
+        if self.reach is not None and residency.has_chunks(self.grounds):
+            self.reach().ordered(self.find, self.order).load()
         return jit.load(self.function, self.signature(), name="fill")
 
     def finding(self) -> tuple[jit.Type, ...]:
@@ -127,9 +153,7 @@ class Worker:
     def __init__(self, program: Program, key: int, order: Sequence[Any] | None = None, plain: bool = False) -> None:
         self.program = program
         self.key = key
-        kinds = program.finding()
-        finder = jit.plain(program.find, kinds) if plain else jit.load(program.find, kinds)
-        self.order = finder.bind(0, 1, np.zeros(0, np.int64), *(program.order if order is None else order))
+        self.order = bind_order(program, order, plain)
         self.call = self._bind(program, plain)
         self.measure: jit.Call | None = None
         self.places = program.places()
@@ -138,21 +162,12 @@ class Worker:
             kernel = jit.plain(lay_rows, LAY) if plain else jit.load(lay_rows, LAY)
             none = np.zeros(0, np.int64)
             self.layer = kernel.bind(none, none, 0, 1, 1, none, none)
+        self.kept = residency.kept(program.grounds, program.bound)
+        given = program.order if order is None else order
+        self.reach = Reach(program, key, given, plain) if residency.has_chunks(program.grounds) else None
 
     def _bind(self, program: Program, plain: bool) -> jit.Call:
-        kernel = jit.plain(program.function, program.signature()) if plain else program.load()
-        values = program.values()
-        values[4] = self.key
-        if self.order.plain:
-            values[7] = self._find
-        else:
-            values[7:9] = self.order.address, self.order.words
-        return kernel.bind(*values)
-
-    def _find(self, first: int, step: int, rows: np.ndarray) -> None:
-        """Let the order write rows in plain Python."""
-        params = (self.order.value(3 + k) for k in range(len(self.program.order)))
-        self.program.find(first, step, rows, *params)
+        return bind(program, self.key, self.order, plain)
 
     def reorder(self, *params: Any) -> None:
         """Go on with other parameters of the order."""
@@ -185,7 +200,60 @@ class Worker:
 
     def fill(self, first: int, step: int, count: int, place: int) -> Failure | None:
         """Write the rows at positions first, first + step, ... into the outputs, from row `place` on."""
-        return run(self.call, first, step, count, place)
+        if not self.kept:
+            return run(self.call, first, step, count, place)
+        program = self.program
+        spans = None if self.reach is None else self.reach(first, step, count)
+        with contextlib.closing(residency.pieces(program.grounds, spans, count, program.bound)) as pieces:
+            for low, high in pieces:
+                failed = run(self.call, first + low * step, step, high - low, place + low)
+                if failed is not None:
+                    return failed._replace(done=low + failed.done)
+        return None
+
+
+def bind(program: Program, key: int, order: jit.Call, plain: bool = False) -> jit.Call:
+    """Give a program's call, compiled or in plain Python, with outputs of no rows and rows from an order's call."""
+    kernel = jit.plain(program.function, program.signature()) if plain else program.load()
+    values = program.values()
+    values[4] = key
+    if order.plain:
+
+        def find(first: int, step: int, rows: np.ndarray) -> None:
+            program.find(first, step, rows, *(order.value(3 + k) for k in range(len(program.order))))
+
+        values[7] = find
+    else:
+        values[7:9] = order.address, order.words
+    return kernel.bind(*values)
+
+
+def bind_order(program: Program, params: Sequence[Any] | None, plain: bool = False) -> jit.Call:
+    """Give the call of a program's order."""
+    kinds = program.finding()
+    kernel = jit.plain(program.find, kinds) if plain else jit.load(program.find, kinds)
+    return kernel.bind(0, 1, np.zeros(0, np.int64), *(program.order if params is None else params))
+
+
+class Reach:
+    """One thread's hold on what tells which bytes a program reads."""
+
+    def __init__(self, program: Program, key: int, order: Sequence[Any], plain: bool = False) -> None:
+        assert program.reach is not None
+        self.inner = program.reach().ordered(program.find, order)
+        self.order = bind_order(self.inner, None, plain)
+        self.call = bind(self.inner, key, self.order, plain)
+
+    def __call__(self, first: int, step: int, count: int) -> residency.Spans:
+        """Give, for each field over a file, the first address of each row and the one after its last; where a row is out of
+        range, of the rows before it."""
+        found = [np.zeros(count, np.int64) for _ in self.inner.outputs]
+        for at, array in zip(self.inner.places(), found, strict=True):
+            self.call.set(at, array)
+        failed = run(self.call, first, step, count, 0)
+        if failed is not None:
+            found = [array * (np.arange(count) < failed.done) for array in found]
+        return list(zip(found[::2], found[1::2], strict=True))
 
 
 class WideWorker:
