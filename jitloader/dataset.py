@@ -39,7 +39,7 @@ class Dataset:
     Arrays are NumPy's or any with `__array_interface__` or DLPack: torch, JAX. A frame given alone (pandas, polars, an
     Arrow table, a `datasets.Dataset`, a structured array) is a field a column.
     Immutable: every method gives a new data set that shares the arrays. Nothing is read or copied when it is made.
-    Raises ValueError where fields differ in length or have no rows, TypeError for Python objects, OSError or DataError
+    Raises ValueError where fields differ in length or are 0-d, TypeError for Python objects, OSError or DataError
     for a file that is missing or not what it says.
 
     >>> import numpy as np, jitloader as jl
@@ -860,6 +860,8 @@ def open(
     if not isinstance(path, (str, bytes, os.PathLike)):
         raise TypeError(f"open takes a path, got a {type(path).__name__}: give what is in memory to jl.Dataset")
     wanted = None if fields is None else [*fields]
+    if wanted == []:
+        raise ValueError("open: fields= names at least one field, got none")
     found, meta = storage.open_with_meta(
         path, *more, fields=wanted, unpack=unpack, options=storage_options, progress=progress
     )

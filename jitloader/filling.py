@@ -22,6 +22,7 @@ from .live import Live
 from .mixing import Mix
 from .rng import epoch_key
 
+AGAIN = 0.1  # seconds between looks at mapped files in an epoch: one that is cut under its map would end the process
 WIDE = 1 << 20  # bytes of a batch from which a parallel loop pays for its launch, on each of Numba's layers
 
 
@@ -53,7 +54,7 @@ class Unit:
 class Plan:
     """What an epoch's kernel calls share: the program, its order of this epoch, and where this rank's rows are."""
 
-    __slots__ = ("ahead", "batch_size", "data", "epoch", "first", "key", "length", "order", "places", "program", "seed", "step")
+    __slots__ = ("ahead", "batch_size", "data", "epoch", "first", "key", "length", "order", "places", "program", "seed", "step", "verified")
 
     def __init__(
         self, data: Dataset | Mix | Live, program: Any, order: tuple[Any, ...], seed: int, epoch: int, first: int, step: int,
@@ -63,6 +64,7 @@ class Plan:
         self.key = epoch_key(seed, epoch)
         self.places = list(zip(program.places(), program.outputs, strict=True))
         self.first, self.step, self.length, self.batch_size = first, step, length, batch_size
+        self.verified = time.perf_counter()  # when the files were looked at last
         self.ahead: residency.Ahead | None = None
         if program.grounds:
             reaches = functools.partial(program.reaches, self.key, order)
@@ -142,6 +144,9 @@ class Plan:
         """Fill a unit's rows."""
         unit.thread, unit.begun = threading.get_ident(), time.perf_counter()
         try:
+            if unit.begun - self.verified > AGAIN:
+                self.verified = unit.begun
+                self.data.verify()
             self._fill(worker, unit)
             if self.data.applies:
                 self._apply(unit)

@@ -186,13 +186,7 @@ class Loader:
                 "use tail='wrap'",
                 stacklevel=3,
             )
-        elif self.max_tokens and self.tail == "keep" and self._positions % self.world_size:
-            warnings.warn(
-                f"{self._positions} rows do not part evenly between {self.world_size} ranks, which may get different "
-                "numbers of batches: training in step would hang; use tail='drop' or tail='wrap'",
-                stacklevel=3,
-            )
-        elif self.tail == "keep" and self.world_size > 1:
+        elif self.tail == "keep" and self.world_size > 1 and not self.max_tokens:
             counts = {self._batches(self._local(0, rank)) for rank in range(min(self.world_size, 2))}
             counts.add(self._batches(self._local(0, self.world_size - 1)))
             if len(counts) > 1:
@@ -241,6 +235,13 @@ class Loader:
                     f"row {row[0]} has {found.length:,} elements, and max_tokens is {self.max_tokens:,}: "
                     f"select shorter rows, or link jl.truncate or jl.random_cut"
                 ) from None
+            least = self._local(start, self.world_size - 1)
+            if len(ends) > 1 and least == ends[-2] < ends[-1]:
+                warnings.warn(
+                    f"ranks get different numbers of batches ({len(ends) - 1} and {len(ends)}): "
+                    "training in step would hang; use tail='drop' or tail='wrap'",
+                    stacklevel=4,
+                )
             self._cut = key, ends[: int(np.searchsorted(ends, local)) + 1] if local else ends[:0]
         return self._cut[1]
 
@@ -305,6 +306,7 @@ class Loader:
 
     def warmup(self) -> Loader:
         """Compile the kernel now (from the disk cache where it is there), so that the first batch does not."""
+        self._check_open()
         self._plan(0, 0)
         return self
 
@@ -336,6 +338,7 @@ class Loader:
         if not total:
             self._at = (epoch + 1, 0)
             return
+        size = min(size, self._positions)  # which numbers of 64 bits hold
         ends = self._ends(plan, epoch, start) if self.max_tokens else None
         largest = 0
         if ends is not None:

@@ -163,6 +163,8 @@ def _fitting(padding: Any, dtype: np.dtype) -> Any:
     """Give the padding as a number of the values' dtype, or refuse it."""
     try:
         fill = np.asarray(padding).astype(dtype)
+    except OverflowError:
+        raise ValueError(f"packed: padding {padding!r} does not fit {dtype}") from None
     except (TypeError, ValueError):
         raise TypeError(f"packed: padding takes a number, got {padding!r}") from None
     if fill.ndim or not (fill == padding or padding != padding):

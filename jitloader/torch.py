@@ -203,7 +203,9 @@ class IterableBatches(_data.IterableDataset):  # type: ignore
 
     def _given(self, batch: Any) -> Any:
         if self._dicts and hasattr(batch, "_asdict"):
-            batch = batch._asdict()
+            data = self.loader.data  # whose names are as they are; those of a batch are Python's, `_0` where one cannot be
+            own = type(batch) is data.batch_type
+            batch = dict(zip(data.fields, batch, strict=True)) if own else batch._asdict()
         return _converted(batch)
 
     def __len__(self) -> int:

@@ -5,11 +5,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from . import storage
 from .samples import Part, Rows, Samples, as_indices, join, records
 from .stages import Misfit
 from .stages.checks import held
@@ -246,9 +248,11 @@ def _series(arrays: Any, name: str, alone: str = "") -> tuple[dict[str, Samples]
 
 
 def _stream(value: Any, field: str) -> Samples:
-    """Give an array, or a list of arrays one after the other, as samples."""
+    """Give an array, the path of one, or a list of arrays one after the other, as samples."""
     if isinstance(value, Samples):
         return value
+    if isinstance(value, (str, os.PathLike)):
+        value = storage.open_array(value)
     if not isinstance(value, (list, tuple)) or not any(isinstance(v, (np.ndarray, Samples)) for v in value):
         return records(value, field=field)
     return join([v if isinstance(v, Samples) else records(v, field=field) for v in value], field)
@@ -289,13 +293,21 @@ def _check_pads(
 
 
 def bounds_of(groups: Any, n: int) -> np.ndarray:
-    """Give groups as g + 1 offsets, int64: they are offsets where integers rise from 0 to n, else a mark a row."""
+    """Give groups as g + 1 offsets, int64: they are offsets where integers rise from 0 to n, else a mark a row. Both at
+    once is an error, where the groups would be others."""
     marks = np.asarray(groups)
     if marks.ndim != 1:
         raise ValueError(f"groups must be 1-D, offsets or a mark a row, got shape {marks.shape}")
+    if marks.dtype.kind == "b":
+        raise TypeError("groups are offsets or a mark a row, got flags: give jl.episodes(flags), which end at them")
     whole = marks.size >= 2 and marks.dtype.kind in "iu" and marks[0] == 0 and marks[-1] == n
     offsets = marks.astype(np.int64) if marks.dtype.kind in "iu" else None
     if whole and offsets is not None and (np.diff(offsets) >= 0).all():
+        if marks.size == n and (marks[1:] == marks[:-1]).any():
+            raise ValueError(
+                f"groups: {n} integers from 0 to {n} may be a mark a row or offsets with empty groups: "
+                "give marks as text, as groups.astype(str), or offsets without empty groups"
+            )
         return offsets
     if marks.size == n:
         changes = np.flatnonzero(marks[1:] != marks[:-1]) + 1

@@ -169,7 +169,7 @@ FOREIGN = [
     pytest.param("y.parquet", b"PAR1" + bytes(99), "a cut Parquet file", id="cut parquet"),
     pytest.param("x.feather", b"FEA1" + bytes(99), "write_feather", id="feather 1"),
     pytest.param("data_batch_1", b"\x80\x02}q\x01" + bytes(99), "np.save", id="pickle"),
-    pytest.param("x.bin", bytes(range(1, 99)), "give dtype", id="raw"),
+    pytest.param("x.bin", bytes(range(1, 99)), "a raw file is np.memmap", id="raw"),
     pytest.param("photo.jpg", b"\xff\xd8\xff" + bytes(99), "a known format expected", id="jpeg"),
 ]
 
@@ -215,7 +215,7 @@ def test_cifar_or_tokens(tmp_path):
 
     with pytest.raises(DataError, match="records of 3073 bytes expected, 30735 bytes found"):
         storage.open_fields(tmp_path / "test_batch.bin")
-    with pytest.raises(DataError, match="give dtype"):
+    with pytest.raises(DataError, match="a raw file is np.memmap"):
         storage.open_fields(tmp_path / "train.bin")
     assert storage.open_array(tmp_path / "train.bin", dtype="u2").shape == (3074 * 5,)
 

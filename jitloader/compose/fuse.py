@@ -731,7 +731,7 @@ class _Fuser:
         spans[0] += 2
         _, base = self._row(samples, "r", suffix)
         one = len(samples.parts) == 1
-        address = code.argument(int(samples.parts[0].flat.ctypes.data)) if one else f"{self._parts(samples)[1]}[k{suffix}]"
+        address = code.argument(int(samples.parts[0].flat.ctypes.data)) if one else f"{self._parts(samples)[0]}[k{suffix} + 1]"
         item, at = samples.carrier.itemsize, "place + done + j"
         inner = [*samples.shape[1:], *([samples.dtype.itemsize] if len(samples.strides) > len(samples.shape) else [])]
         tail = samples.strides[len(samples.strides) - len(inner) :] if inner else ()

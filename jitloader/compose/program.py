@@ -169,6 +169,12 @@ class Worker:
     def _bind(self, program: Program, plain: bool) -> jit.Call:
         return bind(program, self.key, self.order, plain)
 
+    def blank(self, byte: int) -> None:
+        """Forget what lies in the scratch: every byte of it becomes this one."""
+        last = len(self.call.kernel.signature)
+        for k in range(last - len(self.program.scratch), last):
+            self.call.value(k).view(np.uint8).fill(byte)
+
     def reorder(self, *params: Any) -> None:
         """Go on with other parameters of the order."""
         for k, param in enumerate(params):
@@ -447,8 +453,11 @@ class Spans:
             self.ends, self.given = (array, array.ctypes.data), ends
 
 
-def collect(program: Any, worker: Any, first: int, step: int, count: int) -> tuple[list[Any], Failure | None]:
-    """Give the samples at positions first, first + step, ... as one batch of fresh arrays, and where that stopped.
+def collect(
+    program: Any, worker: Any, first: int, step: int, count: int, byte: int = 0
+) -> tuple[list[Any], Failure | None]:
+    """Give the samples at positions first, first + step, ... as one batch of fresh arrays, each `byte` of them such before,
+    and where that stopped.
 
     `program` and its `worker` are a Program and a Worker, or what behaves as they do.
     """
@@ -462,6 +471,8 @@ def collect(program: Any, worker: Any, first: int, step: int, count: int) -> tup
         layout = None if output.form == "fixed" else worker.lay_out(k, count, spans)
         items = count * output.size if layout is None else layout.total
         made.append((np.zeros(items, output.carrier), layout))
+        if byte:
+            made[-1][0].view(np.uint8).fill(byte)
         worker.call.set(at, made[-1][0])
     failed = worker.fill(first, step, count, 0)
     arrays = [

@@ -112,7 +112,7 @@ def open_array(
     found = _fields(path)
     if len(found) != 1:
         raise DataError(
-            f"{full_path(path)}: one array expected, {len(found)} found ({listing(found)}); use open_fields"
+            f"{full_path(path)}: one array expected, {len(found)} found ({listing(found)}); jl.open takes them all"
         )
     return next(iter(found.values()))()
 
@@ -288,5 +288,6 @@ def _fields(path: Path, unpack: Unpack = None, wanted: Collection[str] | None = 
         if form.SUFFIXES and path.endswith(form.SUFFIXES):
             return read(form)
     raise DataError(
-        f"{path}: a known format expected, {head[:8]!r} found ({len(whole)} bytes); for a raw file give dtype"
+        f"{path}: a known format expected, {head[:8]!r} found ({len(whole)} bytes); "
+        "a raw file is np.memmap(path, dtype), a table of text pandas.read_csv(path), given to jl.Dataset"
     )
