@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from . import compose, jit, passes, storage
+from . import compose, jit, kept, passes, storage
 from .bars import bar
 from .blame import Chain
 from .errors import DataError, PipelineError
@@ -28,20 +28,22 @@ PAUSE = 0.05  # seconds between looks at a folder to which another process write
 TRIES = 3  # times a cache is made that another process replaces at once
 
 
-def cached(chain: Chain, path: storage.Path, seed: int | None, progress: bool) -> dict[str, np.ndarray]:
-    """Give the fields that stages changed, over all rows, as maps of the files of a folder; what the folder lacks, or has
-    of other sources or stages, is made first. Waits while another process writes there."""
+def cached(chain: Chain, path: storage.Path, seed: int | None, progress: bool) -> dict[str, Any]:
+    """Give the fields that stages changed, over all rows, as maps of the files of a folder, ragged ones as a Ragged of two;
+    what the folder lacks, or has of other sources or stages, is made first. Waits while another process writes there."""
     path = storage.target_path(path)
     names = tuple(name for name in chain.fields if any(name in step.outputs for step in chain.steps))
     if not names:
         return {}
     _check(chain, names, path, seed)
     wanted = fingerprints(chain, names, seed)
+    ragged = {name for name in names if behind(chain, name)[0][-1][2].out.ragged}
     made = 0
     while True:
         _refuse_other(path)
         storage.tidy(path)
-        found = {name: array for name in names if (array := _known(path, name, wanted[name])) is not None}
+        there = {name: _known(path, name, wanted[name], name in ragged) for name in names}
+        found = {name: array for name, array in there.items() if array is not None}
         lacking = tuple(name for name in names if name not in found)
         if not lacking:
             return found
@@ -58,7 +60,7 @@ def _make(
     chain: Chain,
     path: str,
     lacking: tuple[str, ...],
-    kept: Mapping[str, np.ndarray],
+    known: Mapping[str, Any],
     wanted: Mapping[str, str],
     seed: int | None,
     progress: bool,
@@ -66,23 +68,41 @@ def _make(
     """Write the lacking fields beside those kept, as one new version of the folder."""
     program = compose.compose(chain.sources, chain.steps, lacking, compose.only_row, (), chain.rows)
     program.load()  # what cannot be compiled is known before anything is written
-    specs = {o.name: (o.spec.dtype, (chain.rows, *(int(n or 0) for n in o.spec.shape))) for o in program.outputs}
+    key, specs, varied = epoch_key(seed or 0, 0), {}, {}
+    if program.measure is not None:
+        varied = passes.lengths(program, chain.rows, key)
+    for k, output in enumerate(program.outputs):
+        rows, shape = (int(varied[k].sum()), output.spec.shape[1:]) if k in varied else (chain.rows, output.spec.shape)
+        specs[output.name] = output.spec.dtype, (rows, *(int(n or 0) for n in shape))
+        if k in varied:
+            specs[output.name + kept.OFFSETS] = np.dtype(np.int64), (chain.rows + 1,)
+    staying: dict[str, np.ndarray] = {}
+    for name, array in known.items():
+        ragged = isinstance(array, compose.Ragged)
+        staying.update({name: array.values, name + kept.OFFSETS: array.offsets} if ragged else {name: array})
     with (
-        storage.create_fields(path, specs, {"cache": wanted}, kept) as arrays,
+        storage.create_fields(path, specs, {"cache": wanted}, staying) as arrays,
         bar(f"cache {os.path.basename(path)}", chain.rows, progress) as tell,
     ):
-        targets = [arrays[o.name] for o in program.outputs]
-        passes.store(program, chain.rows, epoch_key(seed or 0, 0), targets, tell)
+        targets: list[Any] = [arrays[o.name] for o in program.outputs]
+        for k, found in varied.items():
+            offsets = arrays[program.outputs[k].name + kept.OFFSETS]
+            np.cumsum(found, out=offsets[1:])
+            targets[k] = compose.Ragged(targets[k], offsets)
+        passes.store(program, chain.rows, key, targets, tell)
 
 
-def _known(path: str, name: str, wanted: str) -> np.ndarray | None:
+def _known(path: str, name: str, wanted: str, ragged: bool) -> Any:
     """Give a field of the folder, if it is there, can be read, and has this fingerprint."""
+    parts = [name, name + kept.OFFSETS] if ragged else [name]
     try:
-        arrays, meta = storage.open_folder(path, [name])
+        arrays, meta = storage.open_folder(path, parts)
     except (FileNotFoundError, DataError):
         return None
     marks = meta.get("cache")
-    return arrays[name] if isinstance(marks, dict) and marks.get(name) == wanted else None
+    if not isinstance(marks, dict) or marks.get(name) != wanted:
+        return None
+    return compose.Ragged(*(arrays[part] for part in parts)) if ragged else arrays[name]
 
 
 def _refuse_other(path: str) -> None:
@@ -114,10 +134,14 @@ def _check(chain: Chain, names: tuple[str, ...], path: str, seed: int | None) ->
                     + (f" [{step.stage.where}]" if step.stage.where else "")
                 )
         spec = steps[-1][2].out
-        if spec.ragged:
+        if spec.ragged and (None in spec.shape[1:] or any(bound.closes for _, _, bound in steps)):
             raise PipelineError(
-                f"cache takes fields of one shape; {name!r} is {spec}: pad it first by pad_rows(length), or link its "
-                "stages after cache"
+                f"cache takes fields of one shape, or ragged; {name!r} is {spec}, padded in each batch: pad it by "
+                "pad_rows(length), or link its stages after cache"
+            )
+        if spec.ragged and name + kept.OFFSETS in names:
+            raise PipelineError(
+                f"cache: field {name!r} is kept with an array {name + kept.OFFSETS!r}, and a field is called that"
             )
         for source in sources:
             for part in chain.sources[source].parts:
@@ -199,7 +223,15 @@ def _array(field: str, array: np.ndarray) -> Any:
     kind = (array.dtype.str, array.shape)
     if place is not None:
         with contextlib.suppress(OSError):
-            return (*kind, place.path, place.size, os.stat(place.path).st_mtime_ns, place.offset, place.strides, *([] if place.dataset is None else [place.dataset]))
+            return (
+                *kind,
+                place.path,
+                place.size,
+                os.stat(place.path).st_mtime_ns,
+                place.offset,
+                place.strides,
+                *([] if place.dataset is None else [place.dataset]),
+            )
     if array.nbytes > HASHED:
         raise PipelineError(
             f"cache: field {field!r} is {array.nbytes / 1e9:.1f} GB in memory, more than the {HASHED / 1e9:.1f} GB that are "

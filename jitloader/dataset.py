@@ -20,6 +20,7 @@ from .errors import PipelineError
 from .orders import Order, Positions, shuffled
 from .orders.base import table_rows
 from .passes import Statistics
+from .ragged import ragged
 from .ranks import whole_number
 from .rng import epoch_key
 from .samples import Rows, Samples, as_indices, join, records
@@ -731,8 +732,8 @@ class Dataset:
         with `seed` given keeps for all epochs the draws of that seed's epoch 0. `progress` shows tqdm's bar, where it
         is installed, from the first second on.
 
-        Raises PipelineError for random stages, applied functions, changed fields that are ragged and arrays in memory
-        of more than 4 GiB; DataError for a folder that holds anything else; OSError where the disk is full.
+        Ragged rows are kept as their values and offsets. Raises PipelineError for random stages, applied functions, fields
+        padded in each batch and arrays in memory of more than 4 GiB; DataError for a folder that holds anything else; OSError where the disk is full.
 
         >>> import tempfile, numpy as np, jitloader as jl
         >>> with tempfile.TemporaryDirectory() as folder:
@@ -748,9 +749,13 @@ class Dataset:
         found = self._swept(lambda: cached(self._chain, path, seed, progress), seed or 0)
         linked = [part.array for name in self._fields if name not in found for part in self._sources[name].parts]
         places = {place.path for array in linked if (place := storage.mapping(array)) is not None}
-        watches = [storage.watch(array) for array in found.values()]
-        kept = {name: records(array, field=name) for name, array in found.items()}
-        new = self._with({name: kept.get(name) or self._sources[name] for name in self._fields}, ())
+        arrays = [a for f in found.values() for a in (f if isinstance(f, compose.Ragged) else (f,))]
+        watches = [storage.watch(array) for array in arrays]
+        ready: dict[str, Samples] = {}
+        for name, array in found.items():
+            varies = isinstance(array, compose.Ragged)
+            ready[name] = ragged(*array, field=name) if varies else records(array, field=name)
+        new = self._with({name: ready.get(name) or self._sources[name] for name in self._fields}, ())
         new._drawn = self._salt
         new._watches = tuple(w for w in self._watches if w.path in places) + tuple(w for w in watches if w is not None)
         return new

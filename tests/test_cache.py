@@ -373,10 +373,10 @@ def test_random_stages_are_refused(tmp_path: Path) -> None:
 
 def test_what_cannot_be_kept_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows of many lengths, Python functions, seeds that are none, arrays too large to hash."""
-    words = jl.Dataset(words=jl.ragged(np.arange(10), [0, 3, 3, 10])).map("words", jl.cast("float32"))
+    words = jl.Dataset(words=jl.ragged(np.arange(10), [0, 3, 3, 10])).map("words", jl.pad_to_longest())
     assert refused(words, tmp_path) == (
-        "cache takes fields of one shape; 'words' is float32 (?,): pad it first by pad_rows(length), "
-        "or link its stages after cache"
+        "cache takes fields of one shape, or ragged; 'words' is int64 (?,), padded in each batch: pad it by "
+        "pad_rows(length), or link its stages after cache"
     )
     assert refused(chain().apply(lambda batch: batch), tmp_path) == (
         "cache runs a row at a time: take it before apply(<lambda>)"
@@ -609,3 +609,25 @@ def test_who_comes_second_waits(tmp_path: Path) -> None:
         assert not results
     thread.join(30)
     np.testing.assert_array_equal(results[0], by_hand(X + 1))
+
+
+def test_ragged_rows_are_kept_as_values_and_offsets(tmp_path: Path) -> None:
+    """Of the lengths that stages left them; a second program finds them, other stages make them again."""
+    values, offsets = np.arange(2000.0).reshape(1000, 2), np.sort(np.random.default_rng(0).integers(0, 1000, 200))
+    offsets[0], offsets[-1] = 0, 1000
+    data = jl.Dataset(t=jl.ragged(values, offsets), i=np.arange(199)).map("t", jl.truncate(9), jl.normalize(1, 2))
+    data = data.map("i", jl.cast("float32"))
+    kept = data.cache(tmp_path, progress=False)
+    assert sorted(f.name for f in tmp_path.glob("*.npy")) == ["i.npy", "t.npy", "t.offsets.npy"]
+    for row in range(199):
+        wanted = (values[offsets[row] : offsets[row + 1]][:9] - 1) / 2
+        assert kept[row].t.tolist() == wanted.tolist() and kept[row].i == row
+    before = (tmp_path / "t.npy").stat().st_ino
+    again = data.cache(tmp_path, progress=False)
+    assert (tmp_path / "t.npy").stat().st_ino == before
+    batch, plain = (next(iter(jl.Loader(d.map("t", jl.pad_to_longest()), 50, shuffle=True))) for d in (again, data))
+    assert np.array_equal(batch.t, plain.t) and np.array_equal(batch.i, plain.i)
+    seventh = kept[7].t.tolist()
+    other = data.map("i", jl.clip(0, 5)).cache(tmp_path, progress=False)  # another i beside the same t
+    assert other[:].i.max() == 5 and other[7].t.tolist() == seventh
+    assert len(data.map("t", jl.truncate(1)).cache(tmp_path, progress=False)[:].t.values) <= 199
