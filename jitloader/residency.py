@@ -14,6 +14,8 @@ import mmap
 import os
 import queue
 import threading
+import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -30,6 +32,7 @@ AHEAD = (
 )  # bytes of mapped rows asked for ahead: some hundred reads of a disk's queue, some seconds of a slow one
 LEAST = 1 << 20  # bytes of a file that is not worth a look
 LOOKS = 16  # pages looked at to tell whether a file is in the system's cache: 1 us each
+WHILE = 0.1  # seconds for which a file in the cache is taken to stay there
 TASK = 1 << 18  # decoded bytes below which bands go to a thread together
 IDLE = 0.5  # seconds after which a decoding thread that has nothing to do ends
 
@@ -346,10 +349,10 @@ def _request(wanted: Wanted, times: list[np.ndarray], bound: Bound | None) -> bo
         need = sum(s.size_of(b) for s, b in absent)
         short = sum(s.resident for s in sources) + need - limit if need else 0
         fits = short - _evict(sources, short, past=True) <= 0
-        for (source, bands), time in zip(wanted, times, strict=True):
+        for (source, bands), last in zip(wanted, times, strict=True):
             source.users[bands] -= 1
             if fits:
-                source.when[bands] = np.maximum(source.when[bands], time)
+                source.when[bands] = np.maximum(source.when[bands], last)
         if not fits:
             return False
         _come(absent)
@@ -548,13 +551,21 @@ class Ahead:
 
 
 def faults() -> int:
-    """Faults of this thread, so far, that had to wait for a disk."""
+    """Faults of this thread, so far, that had to wait for a disk; 0 where the system does not tell."""
+    return 0 if _usage is None else _usage()
+
+
+def _find_usage() -> Callable[[], int] | None:
     try:
         import resource
 
-        return resource.getrusage(resource.RUSAGE_THREAD).ru_majflt
-    except (ImportError, AttributeError, ValueError):  # not on this system
-        return 0
+        get, thread = resource.getrusage, resource.RUSAGE_THREAD
+    except (ImportError, AttributeError):
+        return None
+    return lambda: get(thread).ru_majflt
+
+
+_usage = _find_usage()
 
 
 def will_need(ground: Ground, spans: Spans) -> None:
@@ -574,15 +585,23 @@ def will_need(ground: Ground, spans: Spans) -> None:
 
 
 def cold(ground: Ground) -> bool:
-    """Whether some of a few pages, spread over a mapped file, are not in the system's cache."""
+    """Whether some of a few pages, spread over a mapped file, are not in the system's cache. What was there is not looked
+    at again for a while: short epochs come by the thousand."""
     if ground.length < LEAST or _libc is None or not hasattr(_libc, "mincore"):
+        return False
+    now = time.monotonic()
+    if now < _warm.get(ground.map, 0.0):
         return False
     seen = (ctypes.c_ubyte * 1)()
     for k in range(LOOKS):
         at = int((k * 0.6180339887 % 1) * ground.length) // PAGE * PAGE
         if _libc.mincore(ctypes.c_void_p(ground.address + at), ctypes.c_size_t(PAGE), seen) == 0 and not seen[0] & 1:
             return True
+    _warm[ground.map] = now + WHILE
     return False
+
+
+_warm: weakref.WeakKeyDictionary[Any, float] = weakref.WeakKeyDictionary()
 
 
 def _advise(address: int, length: int, advice: int) -> None:
