@@ -1,16 +1,19 @@
 """Windows, tokens, ragged rows and transitions through the loader, beside the best NumPy, torch, and a memcpy.
 
 Rows are in random order in every way but memcpy, which moves half of (bytes read + bytes written) in runs of a batch.
-NumPy writes into buffers that it uses again; torch's DataLoader runs in this process, without workers, over fewer rows.
+NumPy writes into buffers that it uses again; torch's DataLoader runs in this process, without workers, over fewer rows,
+and so do the libraries of access_peers.py where they are installed.
 Each way's batches are checked before they are timed. Small sizes with `--benchmark-disable` or JITLOADER_SMOKE=1.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
+import access_peers as peers
 import numpy as np
 import pytest
 from interleave import CLOCK, Taken, Way, interleaved, report
@@ -33,6 +36,7 @@ class Workload(NamedTuple):
     moved: int  # half of the bytes read and written a row
     some: int  # rows for torch's DataLoader
     collate: Callable[[Any], Any] | None = None
+    other: tuple[str, Callable[[], Way]] | None = None  # another library, and its own way of it
 
 
 def tokens(small: bool) -> Workload:
@@ -116,7 +120,11 @@ def forecast(small: bool) -> Workload:
 
     data = jl.Dataset({**fields, "i": jl.records(ids)})
     title = f"windows 60 + 10 of 3 channels ({count:,} windows, batch 128)"
-    return Workload(title, data, batch, fill, item, 70 * 12, 4000)
+    some = min(4000, count)
+    return Workload(
+        title, data, batch, fill, item, 70 * 12, some,
+        other=("pytorch-forecasting", lambda: peers.forecasting(series, past, following, batch, some)),
+    )  # fmt: skip
 
 
 def ragged(small: bool) -> Workload:
@@ -193,7 +201,42 @@ def replay(small: bool) -> Workload:
         obs=obs, action=action, reward=reward, terminated=terminated, truncated=truncated, n=steps, gamma=gamma, i=ids
     )
     title = f"transitions of 5 steps, 17 float32 ({n:,} rows, batch 256)"
-    return Workload(title, data, batch, fill, item, 2 * 17 * 4 + 6 * 4 + 28, 4000)
+    return Workload(
+        title, data, batch, fill, item, 2 * 17 * 4 + 6 * 4 + 28, 4000,
+        other=("stable-baselines3", lambda: peers.sb3(obs, action, reward, terminated, truncated, steps, gamma, batch)),
+    )  # fmt: skip
+
+
+def slices(small: bool) -> Workload:
+    """Slices of 32 steps within episodes, at any start, observations of 17 float32 and actions of 6; batch 8."""
+    length, batch, n = 32, 8, 3_000 if small else 1_000_000
+    source = np.random.default_rng(6)
+    obs = source.normal(size=(n, 17)).astype(np.float32)
+    action = source.normal(size=(n, 6)).astype(np.float32)
+    ends = source.random(n) < 0.002
+    ends[-1] = True
+    fields = jl.sequences(
+        {"obs": obs, "action": action, "i": np.arange(n)}, length, groups=jl.episodes(ends), stride=1, pad=False
+    )
+    begins = np.lib.stride_tricks.sliding_window_view(ends[:-1], length - 1).any(axis=1)
+    starts = np.flatnonzero(~begins)  # no episode ends before the last step
+    wide = sliding_window_view(obs.reshape(-1), length * 17)[::17]
+    acts = sliding_window_view(action.reshape(-1), length * 6)[::6]
+
+    def fill(index: np.ndarray) -> tuple[np.ndarray, ...]:
+        k, rows = len(index), starts[index]
+        return wide[rows].reshape(k, length, 17), acts[rows].reshape(k, length, 6), index
+
+    def item(i: int) -> tuple[Any, ...]:
+        a = starts[i]
+        return obs[a : a + length], action[a : a + length]
+
+    data = jl.Dataset({"obs": fields["obs"], "action": fields["action"], "i": jl.records(np.arange(len(starts)))})
+    title = f"slices of 32 steps, 17 + 6 float32, within episodes ({len(starts):,} starts, batch 8)"
+    return Workload(
+        title, data, batch, fill, item, length * 23 * 4, 2000,
+        other=("torchrl", lambda: peers.torchrl({"obs": obs, "action": action}, ends, length, batch)),
+    )  # fmt: skip
 
 
 WORKLOADS = {
@@ -202,6 +245,7 @@ WORKLOADS = {
     "forecast": forecast,
     "ragged": ragged,
     "replay": replay,
+    "slices": slices,
 }
 
 
@@ -232,6 +276,9 @@ def ways(work: Workload) -> dict[str, Way]:
         "numpy": Way(numpy_epoch, n),
         "memcpy": Way(memcpy, -(-n // batch) * batch),
     }
+    if work.other is not None:
+        with contextlib.suppress(ImportError):  # shown in the table where it is installed
+            found[work.other[0]] = work.other[1]()
     try:
         from torch.utils.data import DataLoader
     except ImportError:
@@ -276,7 +323,7 @@ def measured(small: bool, workload: str) -> dict[str, Taken]:
         made = [f"{e.seconds:.2f} s ({e.origin})" for e in jl.compile_events[before:]]
         every = ways(work)
         for name, way in every.items():
-            if name not in ("memcpy", "torch DataLoader"):
+            if name in WAYS and name not in ("memcpy", "torch DataLoader"):
                 check(work, name, way)
         _measured[workload] = interleaved(every, 1 if quick else ROUNDS)
         report(f"{work.title}; kernel made in {', '.join(made) or 'this process'}", _measured[workload])

@@ -31,6 +31,7 @@ from .orders import stratified as stratified
 from .orders import weighted as weighted
 from .packing import Packs as Packs
 from .packing import pack as pack
+from .packs import packed as packed
 from .pictures import show as show
 from .quality import Quality as Quality
 from .ragged import ragged as ragged

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from typing import Any
 
@@ -15,3 +18,23 @@ def bar_type() -> Any:
     else:
         from tqdm.auto import tqdm
     return tqdm
+
+
+@contextlib.contextmanager
+def bar(
+    what: str, total: int | None, wanted: bool, unit: str = "row", done: int = 0
+) -> Iterator[Callable[[int], None]]:
+    """Give what is told the number of rows (or bytes) done, from any thread: a bar, shown after a second, where there is
+    tqdm and it is wanted."""
+    kind = bar_type() if wanted else None
+    if kind is None:
+        yield lambda count: None
+        return
+    lock = threading.Lock()
+    with kind(total=total, initial=done, desc=what, unit=unit, unit_scale=True, delay=1) as shown:
+
+        def tell(count: int) -> None:
+            with lock:
+                shown.update(count)
+
+        yield tell

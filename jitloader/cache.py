@@ -8,15 +8,14 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from . import compose, jit, passes, storage
-from .bars import bar_type
+from .bars import bar
 from .blame import Chain
 from .errors import DataError, PipelineError
 from .rng import epoch_key
@@ -32,7 +31,7 @@ TRIES = 3  # times a cache is made that another process replaces at once
 def cached(chain: Chain, path: storage.Path, seed: int | None, progress: bool) -> dict[str, np.ndarray]:
     """Give the fields that stages changed, over all rows, as maps of the files of a folder; what the folder lacks, or has
     of other sources or stages, is made first. Waits while another process writes there."""
-    path = storage.full_path(path)
+    path = storage.target_path(path)
     names = tuple(name for name in chain.fields if any(name in step.outputs for step in chain.steps))
     if not names:
         return {}
@@ -70,27 +69,10 @@ def _make(
     specs = {o.name: (o.spec.dtype, (chain.rows, *(int(n or 0) for n in o.spec.shape))) for o in program.outputs}
     with (
         storage.create_fields(path, specs, {"cache": wanted}, kept) as arrays,
-        _bar(f"cache {os.path.basename(path)}", chain.rows, progress) as tell,
+        bar(f"cache {os.path.basename(path)}", chain.rows, progress) as tell,
     ):
         targets = [arrays[o.name] for o in program.outputs]
         passes.store(program, chain.rows, epoch_key(seed or 0, 0), targets, tell)
-
-
-@contextlib.contextmanager
-def _bar(what: str, rows: int, wanted: bool) -> Iterator[Callable[[int], None]]:
-    """Give what is told the number of rows done, from any thread: a bar, shown after a second, where there is tqdm."""
-    kind = bar_type() if wanted else None
-    if kind is None:
-        yield lambda count: None
-        return
-    lock = threading.Lock()
-    with kind(total=rows, desc=what, unit="row", unit_scale=True, delay=1) as bar:
-
-        def tell(count: int) -> None:
-            with lock:
-                bar.update(count)
-
-        yield tell
 
 
 def _known(path: str, name: str, wanted: str) -> np.ndarray | None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from . import batches, blame, compose, jit, passes, pickling, python, rng, storage
+from . import batches, blame, compose, frames, jit, passes, pickling, python, rng, storage
 from .compose import decoded
 from .errors import PipelineError
 from .orders import Order, Positions, shuffled
@@ -48,8 +48,11 @@ class Dataset:
     __slots__ = ("_batch", "_fields", "_python", "_sources", "_steps", "_watches", "_programs", "_drawn")
 
     def __init__(self, fields: Mapping[str, Any] | None = None, /, **named: Any) -> None:
-        if fields is not None and not hasattr(fields, "keys"):
-            raise TypeError(_unnamed(fields))
+        if fields is not None:
+            found = frames.columns(fields)
+            if found is None and not hasattr(fields, "keys"):
+                raise TypeError(_unnamed(fields))
+            fields = fields if found is None else found
         given = {**(fields or {}), **named}
         if not given:
             raise ValueError("a data set needs at least one field, as Dataset(image=array)")
@@ -60,7 +63,7 @@ class Dataset:
                 raise TypeError(f"field {name!r} is a Dataset: join the fields of two by zip")
             if isinstance(value, (str, os.PathLike)):
                 value = _open(value, name)
-            sources[name] = value if isinstance(value, Samples) else records(value, field=name)
+            sources[name] = frames.samples_of(value, name)
         counts = {name: samples.rows.count for name, samples in sources.items()}
         if len(set(counts.values())) > 1:
             raise ValueError("fields differ in length: " + ", ".join(f"{k!r} has {n} rows" for k, n in counts.items()))
@@ -209,6 +212,7 @@ class Dataset:
                 )
             fresh = tuple(name for name in step.outputs if name not in data._fields)
             data = data._with(steps=(*data._steps, step), fields=data._fields + fresh)
+            data._watches += _watches({}, (step,))
         return data
 
     def _together(self, table: Mapping[Any, Any]) -> Dataset:
@@ -245,7 +249,9 @@ class Dataset:
                     f"{self.spec[name].dtype}; cast before it [{step.stage.where}]"
                 )
         if step.outputs != step.fields:
-            raise ValueError(f"to= is for stages of single rows; the batch stage {step.stage.name!r} gives its own fields")
+            raise ValueError(
+                f"to= is for stages of single rows; the batch stage {step.stage.name!r} gives its own fields"
+            )
         new = self._with()
         new._python = (*self._python, batches.mixed(step._replace(salt=self._salt + len(self._python)), number))
         return new
@@ -462,17 +468,22 @@ class Dataset:
         new._watches, new._drawn = self._watches + other._watches, shift + other._drawn
         return new
 
-    def concat(self, other: Dataset) -> Dataset:
-        """Give the rows of both, one after the other, by reference; fields, their types and their stages must agree."""
-        _check_other(other, "concat")
+    def concat(self, *others: Dataset) -> Dataset:
+        """Give the rows of all, one data set after the other, by reference; fields, their types and their stages must agree.
+
+        Many at once are cheaper than one by one: `first.concat(*rest)` joins hundreds of shards in one pass.
+        """
         self._refuse_python("concat")
-        other._refuse_python("concat")
-        if self._fields != other._fields:
-            raise ValueError(f"concat: fields differ: {', '.join(self._fields)} and {', '.join(other._fields)}")
-        if [_told(step) for step in self._steps] != [_told(step) for step in other._steps]:
-            raise ValueError("concat: the stages of the two differ: concat first, then map")
-        new = self._with({n: join(self._sources[n], other._sources[n], n) for n in self._sources})
-        new._watches = self._watches + other._watches
+        for other in others:
+            _check_other(other, "concat")
+            other._refuse_python("concat")
+            if self._fields != other._fields:
+                raise ValueError(f"concat: fields differ: {', '.join(self._fields)} and {', '.join(other._fields)}")
+            if [_told(step) for step in self._steps] != [_told(step) for step in other._steps]:
+                raise ValueError("concat: the stages of the two differ: concat first, then map")
+        every = (self, *others)
+        new = self._with({name: join([data._sources[name] for data in every], name) for name in self._sources})
+        new._watches = tuple(watch for data in every for watch in data._watches)
         return new
 
     # -- reading ------------------------------------------------------------------------------------------------------
@@ -747,11 +758,29 @@ class Dataset:
         )
 
 
-def open(path: str | os.PathLike[str], *more: str | os.PathLike[str], fields: Sequence[str] | None = None) -> Dataset:
-    """Map what lies at a path to a data set: a folder of `.npy`, or one file whose format names its fields.
+def open(
+    path: str | os.PathLike[str],
+    *more: str | os.PathLike[str],
+    fields: Sequence[str] | None = None,
+    unpack: bool | str | os.PathLike[str] | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+    progress: bool = True,
+) -> Dataset:
+    """Map what lies at a path or a URL to a data set: a folder of `.npy` or of Hugging Face `datasets`, or one file whose
+    format names its fields.
 
-    Formats are found by content: `.npy`, stored `.npz`, IDX, CIFAR binary, safetensors, HDF5, Arrow. Files are mapped,
-    not read, whatever their size. `fields` picks some. Raises OSError or DataError naming the path.
+    Formats are found by content: `.npy`, stored `.npz`, IDX, CIFAR binary, safetensors, HDF5, Arrow, Parquet. Files are
+    mapped, not read, whatever their size; lists of free length come as `jl.ragged`, a structured array as its columns.
+    `fields` picks some. Parquet, and with `unpack=True` a compressed `.npz`, are decoded once into `.npy` files in the
+    cache folder (or in the folder `unpack`), and found there as long as the file stays the same.
+
+    What a URL holds (http, https; s3, gs and what else fsspec knows, with `storage_options` for it) is downloaded in
+    parallel ranges to a local cache, which all processes share, and then mapped: once for each version of the file. An
+    interrupted download goes on where it was. The cache lies in `JITLOADER_DATA_DIR`, else in the user's cache folder;
+    the least recently used go where it would exceed `JITLOADER_DATA_LIMIT` bytes (50 GiB, or half of the free disk).
+    `progress` shows tqdm's bar, where it is installed.
+
+    Raises OSError or DataError naming path or URL, ImportError naming the extra to install.
 
     >>> import tempfile, numpy as np, jitloader as jl
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -759,10 +788,15 @@ def open(path: str | os.PathLike[str], *more: str | os.PathLike[str], fields: Se
     ...     len(jl.open(folder))
     3
     """
-    return Dataset(storage.open_fields(path, *more, fields=fields))
+    if not isinstance(path, (str, bytes, os.PathLike)):
+        raise TypeError(f"open takes a path, got a {type(path).__name__}: give what is in memory to jl.Dataset")
+    found = storage.open_fields(path, *more, fields=fields, unpack=unpack, options=storage_options, progress=progress)
+    alone = next(iter(found.values()))
+    records_alone = frames.columns(alone) if len(found) == 1 and isinstance(alone, np.ndarray) else None
+    return Dataset(records_alone or found)
 
 
-def _open(path: Any, name: str) -> np.ndarray:
+def _open(path: Any, name: str) -> np.ndarray | storage.Column:
     try:
         return storage.open_array(path)
     except OSError as error:
@@ -783,7 +817,7 @@ def _restored(
     """Give the data set that was pickled: files are mapped where they lie, other arrays came along."""
     data = object.__new__(Dataset)
     data._set(sources, steps, fields)
-    data._python, data._watches, data._drawn = made, _watches(sources), drawn
+    data._python, data._watches, data._drawn = made, _watches(sources, steps), drawn
     return data
 
 
@@ -804,9 +838,15 @@ def _valued(
     return _restored(sources, tuple(step._replace(stage=Stage(*step.stage)) for step in steps), names, applied, drawn)
 
 
-def _watches(sources: Mapping[str, Samples]) -> tuple[storage.Watch, ...]:
-    """Watch the files below some fields."""
-    arrays = {id(part.array): part.array for samples in sources.values() for part in samples.parts}
+def _watches(sources: Mapping[str, Samples], steps: Sequence[Step] = ()) -> tuple[storage.Watch, ...]:
+    """Watch the files below some fields, and below what stages read."""
+    arrays: dict[int, np.ndarray] = {}
+    read = [part.array for samples in sources.values() for part in samples.parts]
+    read += [param for step in steps for bound in step.bound for param in bound.params if isinstance(param, np.ndarray)]
+    for array in read:
+        found = storage.mapping(array)
+        if found is not None:
+            arrays.setdefault(id(found.map), array)  # of one map there may be thousands of arrays
     return tuple(watch for watch in map(storage.watch, arrays.values()) if watch is not None)
 
 
@@ -829,8 +869,6 @@ def _unnamed(value: Any) -> str:
     """Say how to name the fields of what came without a name."""
     if isinstance(value, Dataset):
         return "that is a Dataset already"
-    if isinstance(value, np.ndarray) and value.dtype.names is not None:
-        return "name the fields: Dataset({name: array[name] for name in array.dtype.names})"
     if isinstance(value, (str, os.PathLike)):
         return "name the field: Dataset(x=path), or open a folder or file by jl.open(path)"
     return "name the field: Dataset(x=array)"

@@ -9,7 +9,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,15 +25,18 @@ WIDE = 1 << 20  # bytes of a batch from which a parallel loop pays for its launc
 
 
 class Unit:
-    """One kernel call: a run of batches in a slot; `take` tells who fills it, `ready` opens when they are there."""
+    """One kernel call: a run of batches in a slot; `take` tells who fills it, `ready` opens when they are there.
+
+    Batch b ends before row `ends[b]`; the last end may lie past the rows there are.
+    """
 
     __slots__ = (
-        "batches", "begun", "cancelled", "done", "failed", "fill_seconds", "layouts", "problem", "ready", "rows", "slot",
+        "batches", "begun", "cancelled", "done", "ends", "failed", "fill_seconds", "layouts", "problem", "ready", "rows", "slot",
         "start", "take", "thread", "__weakref__",
     )  # fmt: skip
 
-    def __init__(self, pool: Pool, start: int, rows: int) -> None:
-        self.start, self.rows = start, rows
+    def __init__(self, pool: Pool, start: int, rows: int, ends: Sequence[int]) -> None:
+        self.start, self.rows, self.ends = start, rows, ends
         self.ready, self.take = threading.Lock(), threading.Lock()
         self.ready.acquire()
         self.done = self.cancelled = False
@@ -67,7 +70,13 @@ class Plan:
     def wide_worker(self, threads: int) -> compose.Worker | compose.WideWorker:
         """Give calls that use several cores where a batch is large enough to pay for a launch and no user code may raise."""
         large = self.program.nbytes * self.batch_size >= WIDE and self.program.measure is None
-        if threads > 1 and large and isinstance(self.program, compose.Program) and jit.parallel_safe() and not any(s.stage.user for s in self.program.steps):
+        if (
+            threads > 1
+            and large
+            and isinstance(self.program, compose.Program)
+            and jit.parallel_safe()
+            and not any(s.stage.user for s in self.program.steps)
+        ):
             return compose.WideWorker(self.program, self.key, self.order, threads)
         return self.worker()
 
@@ -89,12 +98,23 @@ class Plan:
         )
         return unit.rows * self.program.nbytes + varied
 
+    def padding(self, unit: Unit) -> tuple[int, int]:
+        """Elements of a filled unit that are padding to the longest row of a batch, and all elements of such fields."""
+        empty = total = 0
+        for layout, output in zip(unit.layouts, self.program.outputs, strict=False):
+            if layout is not None and output.form == "longest":
+                here = layout.total // max(output.size, 1)
+                lengths, _ = unit.slot.spans.lengths[output.lengths]
+                empty += here - int(lengths[: unit.rows].sum())
+                total += here
+        return empty, total
+
     def fill(self, worker: compose.Worker | compose.WideWorker, unit: Unit) -> None:
         """Fill a unit's rows."""
         unit.thread, unit.begun = threading.get_ident(), time.perf_counter()
         try:
             self._fill(worker, unit)
-            if self.data.applies and unit.failed is None:
+            if self.data.applies:
                 self._apply(unit)
         except Exception as problem:
             unit.problem = problem
@@ -104,9 +124,13 @@ class Plan:
         """Run the applied functions over each batch; those before one that fails are kept."""
         whole = shaped(self.program, unit)
         unit.batches = []
-        for low in range(0, unit.rows, self.batch_size):
-            high = min(low + self.batch_size, unit.rows)
+        low = 0
+        for end in unit.ends:
+            high = min(end, unit.rows)
+            if unit.failed is not None and high > unit.failed.done:
+                return
             unit.batches.append(self.data.finish([a[low:high] for a in whole], self.seed, self.epoch))
+            low = high
 
     def _fill(self, worker: compose.Worker | compose.WideWorker, unit: Unit) -> None:
         program, slot, rows = self.program, unit.slot, unit.rows
@@ -115,13 +139,14 @@ class Plan:
         if program.measure is not None:
             assert not isinstance(worker, compose.WideWorker)
             spans = slot.spans = slot.spans or compose.Spans(program, slot.rows)
+            spans.part(unit.ends)
             for first, count, place in self.pieces(unit):
                 failed = worker.lengths(first, self.step, count, place, spans)
                 if failed is not None:
                     unit.failed = failed._replace(done=place + failed.done)
                     return
             for k in spans.starts:
-                layout = layouts[k] = worker.lay_out(k, rows, self.batch_size, spans)
+                layout = layouts[k] = worker.lay_out(k, rows, spans)
                 slot.reserve(k, layout.total)
         for k, (at, _) in enumerate(self.places):
             worker.call.point(at, slot.flat[k], slot.addresses[k])

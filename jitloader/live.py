@@ -42,8 +42,8 @@ class _Guarded:
     def lengths(self, first: int, step: int, count: int, place: int, spans: compose.Spans) -> Any:
         return self.ring.consistent(lambda: self.inner.lengths(first, step, count, place, spans))
 
-    def lay_out(self, k: int, rows: int, batch: int, spans: compose.Spans) -> compose.Layout:
-        return self.inner.lay_out(k, rows, batch, spans)
+    def lay_out(self, k: int, rows: int, spans: compose.Spans) -> compose.Layout:
+        return self.inner.lay_out(k, rows, spans)
 
     def fill(self, first: int, step: int, count: int, place: int) -> Any:
         return self.ring.consistent(lambda: self.inner.fill(first, step, count, place))
@@ -221,12 +221,18 @@ class Replay:
         data = live(data) if isinstance(data, Ring) else data
         if not isinstance(data, Live) or not isinstance(memory, Prioritized):
             kinds = f"{type(data).__name__} and {type(memory).__name__}"
-            raise TypeError(f"Replay takes a ring (or jl.live, jl.transitions of one) and a jl.prioritized, got {kinds}")
+            raise TypeError(
+                f"Replay takes a ring (or jl.live, jl.transitions of one) and a jl.prioritized, got {kinds}"
+            )
         if data.ring.capacity != memory.capacity:
-            raise ValueError(f"the ring has {data.ring.capacity} rows and the memory {memory.capacity}: give them one capacity")
+            raise ValueError(
+                f"the ring has {data.ring.capacity} rows and the memory {memory.capacity}: give them one capacity"
+            )
         taken = [name for name in ("row", "weight") if name in data.fields]
         if taken:
-            raise ValueError(f"Replay adds fields 'row' and 'weight' to a batch, and there is a field {taken[0]!r} already")
+            raise ValueError(
+                f"Replay adds fields 'row' and 'weight' to a batch, and there is a field {taken[0]!r} already"
+            )
         self._data, self._memory = data, memory
         self._names = (*data.fields, "row", "weight")
         self._bound: dict[int, list[_Guarded]] = {}

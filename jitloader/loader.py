@@ -14,6 +14,7 @@ import numpy as np
 
 from . import compose, jit, orders, pickling, quality
 from .buffers import Pool, Slot
+from .cutting import TooLong, cut
 from .dataset import Dataset
 from .filling import Plan, Team, Unit, shaped
 from .live import Live
@@ -22,7 +23,7 @@ from .mixing import Mix
 from .orders import Order
 from .ranks import find_rank, whole_number
 from .samples import as_indices
-from .state import VERSION, check_state, fingerprint, laid_out, layout_of
+from .state import VERSION, Layout, check_state, fingerprint, laid_out, layout_of
 
 if TYPE_CHECKING:
     from .check import Check
@@ -39,7 +40,11 @@ class Loader:
     ----------
     data : the data set; or a mix of several (`jl.mix`), whose order its shares are; or a ring that is still written
         (`jl.live`), of which each epoch gives what is there when it begins.
-    batch_size : rows a batch.
+    batch_size : rows a batch; with `max_tokens` at most so many, and it may be left out.
+    max_tokens : a batch ends before its padded size, its rows times the longest of them, would pass this. A field that is
+        not padded counts its elements, an empty row one; of several fields the dearest counts. Batches are cut from the
+        epoch's order as it comes, 10 ns a row when an epoch begins; `order=jl.bucketed(lengths)` brings rows of about one
+        length together. Each of several ranks has batches of that size, all of them as many.
     shuffle : True for another full permutation each epoch (`order=jl.shuffled`).
     order : an Order, an integer array of rows, or a function (position, count, seed, epoch) -> row.
     seed : from which order and draws come; two loaders with one seed give the same batches.
@@ -66,8 +71,9 @@ class Loader:
     def __init__(
         self,
         data: Dataset | Mix | Live,
-        batch_size: int,
+        batch_size: int | None = None,
         *,
+        max_tokens: int | None = None,
         shuffle: bool = False,
         order: Any = None,
         seed: int = 0,
@@ -81,7 +87,14 @@ class Loader:
         if not isinstance(data, (Dataset, Mix, Live)):
             raise TypeError(f"Loader takes a jl.Dataset, got {type(data).__name__}: wrap arrays as jl.Dataset(x=array)")
         self._data = data
-        self.batch_size = whole_number("batch_size", batch_size, 1)
+        if batch_size is None and max_tokens is None:
+            raise TypeError("Loader takes a batch_size, or max_tokens where rows vary in length")
+        self.max_tokens = None if max_tokens is None else whole_number("max_tokens", max_tokens, 1)
+        self.batch_size = None if batch_size is None else whole_number("batch_size", batch_size, 1)
+        if self.max_tokens and not any(spec.ragged for spec in data.spec.values()):
+            raise ValueError("max_tokens is for fields whose rows vary in length, and here none does: give batch_size")
+        if self.max_tokens and drop_last:
+            raise ValueError("give max_tokens or drop_last=True, not both: no batch is short")
         self.seed = whole_number("seed", seed, None)
         self.prefetch = whole_number("prefetch", prefetch, 0)
         self.threads = max(1, jit.available_cpus() - 1) if threads is None else whole_number("threads", threads, 1)
@@ -92,15 +105,25 @@ class Loader:
             raise ValueError("give shuffle=True or order=, not both")
         if order is not None and isinstance(data, Mix):
             raise ValueError("the order of a mix is given by its shares: leave order= out")
-        self._order = data.order if isinstance(data, Mix) else orders.as_order(order) if order is not None else orders.shuffled if shuffle else orders.sequential
+        self._order = (
+            data.order
+            if isinstance(data, Mix)
+            else orders.as_order(order)
+            if order is not None
+            else orders.shuffled
+            if shuffle
+            else orders.sequential
+        )
         self.drop_last = bool(drop_last)
         self.rank, self.world_size = find_rank(rank, world_size)
         if tail not in ("keep", "drop", "wrap"):
             raise ValueError(f"tail must be 'keep', 'drop' or 'wrap', got {tail!r}")
         self.tail = tail
-        self._layout = (self.batch_size, self.world_size) if self._order.sized is not None else None
-        self._laid: dict[tuple[int, int], Order] = {}
-        self._resumed: tuple[int, tuple[int, int] | None] = (0, self._layout)  # an epoch, and how it was laid out
+        layout = Layout(self.batch_size or 0, self.world_size, self.max_tokens or 0)
+        self._layout = layout if self._order.sized is not None else None
+        self._laid: dict[Layout, Order] = {}
+        self._resumed: tuple[int, Layout | None] = (0, self._layout)  # an epoch, and how it was laid out
+        self._cut: tuple[Any, np.ndarray] = (None, np.empty(0, np.int64))  # where batches of an epoch end, and of which
         self._next = 0  # the epoch that the next iter() gives
         self._start = 0  # and the position it starts from
         self._at = (0, 0)  # epoch and position of what the user received last
@@ -115,7 +138,7 @@ class Loader:
         self._check_sizes()
 
     def _check_sizes(self) -> None:
-        if self.drop_last and self._positions and not len(self):
+        if self.drop_last and self._positions and not self._batches(self._local(0)):
             warnings.warn(
                 f"drop_last leaves no batch: {self._local(0)} rows are fewer than batch_size {self.batch_size}",
                 stacklevel=3,
@@ -125,6 +148,12 @@ class Loader:
             warnings.warn(
                 f"world_size {self.world_size} is more than the {self._positions} rows: {none} ranks get none; "
                 "use tail='wrap'",
+                stacklevel=3,
+            )
+        elif self.max_tokens and self.tail == "keep" and self._positions % self.world_size:
+            warnings.warn(
+                f"{self._positions} rows do not part evenly between {self.world_size} ranks, which may get different "
+                "numbers of batches: training in step would hang; use tail='drop' or tail='wrap'",
                 stacklevel=3,
             )
         elif self.tail == "keep" and self.world_size > 1:
@@ -149,10 +178,35 @@ class Loader:
         return max(0, -(-(left - (self.rank if rank is None else rank)) // world))
 
     def _batches(self, rows: int) -> int:
-        return rows // self.batch_size if self.drop_last else -(-rows // self.batch_size)
+        size = self.batch_size or 1
+        return rows // size if self.drop_last else -(-rows // size)
 
     def __len__(self) -> int:
+        if self.max_tokens:
+            self._check_open()
+            epoch = self._at[0]
+            return len(self._ends(self._plan(epoch, 0), epoch, 0))
         return self._batches(self._local(0))
+
+    def _ends(self, plan: Plan, epoch: int, start: int) -> np.ndarray:
+        """Give the rows before which this rank's batches of an epoch end that are cut by their size; the last end may be
+        a row further than this rank has."""
+        key = epoch, start, self._positions
+        if self._cut[0] != key or isinstance(self._data, Live):
+            assert self.max_tokens is not None
+            local = self._local(start)
+            try:
+                ends = cut(plan, start, self._local(start, 0), self.tail == "wrap", self.max_tokens, self.batch_size)
+            except TooLong as found:
+                order = self._data.positions(self._order_of(epoch), self.seed, epoch)
+                row = np.zeros(1, np.int64)
+                order.kernel(found.position, 1, row, *order.params)
+                raise ValueError(
+                    f"row {row[0]} has {found.length:,} elements, and max_tokens is {self.max_tokens:,}: "
+                    f"select shorter rows, or link jl.truncate or jl.random_cut"
+                ) from None
+            self._cut = key, ends[: int(np.searchsorted(ends, local)) + 1] if local else ends[:0]
+        return self._cut[1]
 
     @property
     def data(self) -> Dataset | Mix | Live:
@@ -182,7 +236,7 @@ class Loader:
         if self._closed:
             raise ValueError("this loader is closed")
 
-    def _layout_of(self, epoch: int) -> tuple[int, int] | None:
+    def _layout_of(self, epoch: int) -> Layout | None:
         """For which batches an epoch is laid out: those of this loader, but where it was begun with others."""
         return self._resumed[1] if epoch == self._resumed[0] else self._layout
 
@@ -207,7 +261,8 @@ class Loader:
         self._meter.compile += sum(event.seconds for event in jit.compile_events[made:])
         length = max(positions.length, 1)
         first, step = start + self.rank, self.world_size
-        return Plan(self._data, self._program, positions.params, self.seed, epoch, first, step, length, self.batch_size)
+        size = self.batch_size or 1
+        return Plan(self._data, self._program, positions.params, self.seed, epoch, first, step, length, size)
 
     def warmup(self) -> Loader:
         """Compile the kernel now (from the disk cache where it is there), so that the first batch does not."""
@@ -222,8 +277,9 @@ class Loader:
         self._allocate, self._pool = allocate, None
 
     def _slots(self, program: Any, rows: int, keep: int) -> Pool:
-        if self._pool is None or self._pool_rows != rows:
-            self._pool_rows = rows
+        fits = self._pool_rows >= rows if self.max_tokens else self._pool_rows == rows
+        if self._pool is None or not fits:
+            rows = self._pool_rows = rows + rows // 4 if self.max_tokens else rows
             kinds = [(o.carrier, o.size if o.form == "fixed" else 0) for o in program.outputs]
 
             def make() -> Slot:
@@ -235,16 +291,23 @@ class Loader:
     def _run(self, epoch: int, start: int) -> Iterator[Any]:
         plan = self._plan(epoch, start)
         program = plan.program
-        total, size = self._local(start), self.batch_size
+        total = self._local(start)
+        size = min(self.batch_size or 1, self._positions + 1)  # what lies past all rows counts as one more
         if self.drop_last:
             total -= total % size
         if not total:
             self._at = (epoch + 1, 0)
             return
+        ends = self._ends(plan, epoch, start) if self.max_tokens else None
+        largest = 0
+        if ends is not None:
+            largest = int(np.diff(ends, prepend=0).max())
+            size = -(-total // len(ends))  # in the mean
         nbytes = size * max(program.nbytes, 64 if program.measure else 1)
         most = max(1, min(UNIT // max(nbytes, 1), -(-self._local(0) // size)))
         ahead = max(self.prefetch, 1)
-        pool = self._slots(program, min(most * size, self._local(0)), ahead + 2)
+        most_rows = max(min(most * size, self._local(0)), largest)
+        pool = self._slots(program, most_rows, ahead + 2)
         # A short epoch is over before a thread has started.
         threads = min(self.threads, ahead) if self.prefetch and total > most * size else 0
         team = Team(plan, threads, 1 if self.prefetch else self._wide)
@@ -253,12 +316,16 @@ class Loader:
         many, scheduled = 1, 0
         make, world, last = self._data.batch_type._make, self.world_size, self._positions
         meter = self._meter
-        tally = meter.begin(size, threads, threading.get_ident())
+        tally = meter.begin(size, threads, threading.get_ident(), ends)
         try:
             while True:
                 asked = meter.asks(tally)
                 while scheduled < total and len(units) <= (ahead if threads else 0):
-                    unit = Unit(pool, scheduled, min(many * size, total - scheduled))
+                    if ends is None:
+                        rows = min(many * size, total - scheduled)
+                        unit = Unit(pool, scheduled, rows, range(size, rows + size, size))
+                    else:
+                        unit = _run_of(pool, scheduled, total, ends, many, most_rows)
                     units.append(unit)
                     scheduled += unit.rows
                     if threads:
@@ -267,21 +334,28 @@ class Loader:
                     self._at = (epoch + 1, 0)
                     return
                 unit = team.wait(units)
-                meter.gets(tally, asked, unit.begun, unit.fill_seconds, unit.thread, unit.rows, plan.nbytes(unit))
+                padding = plan.padding(unit) if program.measure is not None and unit.failed is None else (0, 0)
+                meter.gets(
+                    tally, asked, unit.begun, unit.fill_seconds, unit.thread, unit.rows, plan.nbytes(unit), padding
+                )
                 # Of units in flight, those still small say nothing new; how large rows are that vary, only units tell.
                 if unit.fill_seconds < QUICK and plan.nbytes(unit) <= UNIT // 4:
-                    many = max(many, min(most, -(-unit.rows // size) * 4))
+                    many = max(many, min(most, len(unit.ends) * 4))
                 slot, begin, rows = unit.slot, unit.start, unit.rows
                 whole: Any = shaped(program, unit) if unit.batches is None else unit.batches
-                for low in range(0, self._good(unit), size):
-                    high = min(low + size, rows)
+                low, good = 0, self._good(unit)
+                for end in unit.ends:
+                    high = min(end, rows)
+                    if high > good:
+                        break
                     # All ranks go in step: with a short last batch each has received what there was.
-                    self._at = (epoch, min(start + (begin + low + size) * world, last))
+                    self._at = (epoch, min(start + (begin + end) * world, last))
                     tally.rows = begin + high
                     if unit.batches is not None:
                         yield whole.pop(0)
                     else:
                         yield make([a[low:high] for a in whole])
+                    low = high
                 if unit.failed is not None or unit.problem is not None:
                     raise self._error(unit, plan, epoch)
                 slot.give_back()
@@ -292,12 +366,10 @@ class Loader:
             meter.end(tally)
 
     def _good(self, unit: Unit) -> int:
-        """How many rows of a unit came whole, in full batches where it failed."""
-        if unit.batches is not None and unit.problem is not None:
-            return len(unit.batches) * self.batch_size
+        """How many rows of a unit came whole."""
         if unit.problem is not None:
-            return 0
-        return unit.rows if unit.failed is None else unit.failed.done // self.batch_size * self.batch_size
+            return unit.ends[len(unit.batches) - 1] if unit.batches else 0
+        return unit.rows if unit.failed is None else unit.failed.done
 
     def _error(self, unit: Unit, plan: Plan, epoch: int) -> BaseException:
         if unit.failed is not None:
@@ -315,9 +387,14 @@ class Loader:
             raise IndexError(f"batch {index} is out of range: an epoch has {count} batches")
         index = int(index) % count
         epoch = self._at[0]
-        plan = self._plan(epoch, 0)
-        rows = min(self.batch_size, self._local(0) - index * self.batch_size)
-        first = (plan.first + index * self.batch_size * plan.step) % plan.length
+        plan, local = self._plan(epoch, 0), self._local(0)
+        if self.max_tokens:
+            ends = self._ends(plan, epoch, 0)
+            low, high = (int(ends[index - 1]) if index else 0), int(ends[index])
+        else:
+            low, high = index * plan.batch_size, (index + 1) * plan.batch_size
+        rows = min(high, local) - low
+        first = (plan.first + low * plan.step) % plan.length
         arrays, failed = compose.collect(
             plan.program, plan.worker(), first, plan.step, min(rows, -(-(plan.length - first) // plan.step))
         )
@@ -359,7 +436,7 @@ class Loader:
             chosen = rows_of(order, len(data), self.seed, epoch, places)
         else:
             chosen = as_indices(rows, len(data), "check: rows")
-        return check(data, chosen, self.seed, epoch, self.batch_size)
+        return check(data, chosen, self.seed, epoch, self.batch_size or len(chosen))
 
     # -- state --------------------------------------------------------------------------------------------------------
 
@@ -371,7 +448,7 @@ class Loader:
         """
         epoch, position = self._at
         rest = self._local(position, 0) if position <= self._positions else 0  # of the rank that has the most
-        if position and (not rest or (self.drop_last and rest < self.batch_size)):
+        if position and not self._batches(rest):
             epoch, position = epoch + 1, 0
         return {
             "version": VERSION,
@@ -398,13 +475,14 @@ class Loader:
 
     def __getstate__(self) -> dict[str, Any]:
         state = self.__dict__.copy()
-        for name in ("_program", "_pool", "_live", "_meter"):
+        for name in ("_program", "_pool", "_live", "_meter", "_cut"):
             del state[name]
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._program, self._pool, self._live, self._meter = None, None, weakref.WeakSet(), Meter()
+        self._cut = None, np.empty(0, np.int64)
         at = self.state_dict()
         self._next, self._start = at["epoch"], at["position"]
 
@@ -441,14 +519,17 @@ class Loader:
         self._check_open()
         epoch = self._at[0]
         first, second = (self._order_of(e).plan(len(self._data), self.seed, e) for e in (epoch, epoch + 1))
-        part = quality.Part(self.rank, self.world_size, self.batch_size, len(self))
+        batches = len(self)
+        size = self.batch_size or max(1, self._local(0) // max(batches, 1))
+        part = quality.Part(self.rank, self.world_size, size, batches)
         return quality.measure(self._data, first, second, part, labels)
 
     def stats(self) -> dict[str, float]:
         """Give totals over all iterators so far, as plain numbers to log: always on, counted once a run of batches.
 
         "batches", "rows" and "bytes" that were handed out (bytes by whole runs of batches, which small batches come
-        in); "wait_seconds", in which the consumer stood still or filled along, and "consumer_seconds", in which it did
+        in); "padding_share", what part of the elements of fields padded to the longest row is
+        padding; "wait_seconds", in which the consumer stood still or filled along, and "consumer_seconds", in which it did
         its own work (and iterators cut batches out of runs, about 1 us each); "wait_share", the first's part of both;
         "fill_seconds" that kernels and Python functions ran, over all threads, and "fill_bytes_per_second" of a thread;
         "compile_seconds" for kernels, compiled or from disk; "threads" of the last iterator; "slots" of the pool, those
@@ -489,18 +570,23 @@ class Loader:
         from .report import progress
 
         left = self._batches(self._local(self._start))
+        if self.max_tokens:
+            left = len(self._ends(self._plan(self._next, self._start), self._next, self._start))
         return progress(iter(self), {"desc": f"epoch {self._at[0]}", "total": left, "unit": "batch", **options})
 
     def __repr__(self) -> str:
         spec = self._data.spec
         row = sum(s.nbytes for s in spec.values())
-        lines = [
-            f"Loader: {len(self):,} batches of {self.batch_size:,} from {self._positions:,} rows, {self._order.name}, seed {self.seed}"
-        ]
+        told = f"{len(self):,} batches of {self.batch_size:,}" if self.batch_size and not self.max_tokens else ""
+        if self.max_tokens:
+            told = f"batches of at most {self.max_tokens:,} tokens"
+            told += f" and {self.batch_size:,} rows" if self.batch_size else ""
+        lines = [f"Loader: {told} from {self._positions:,} rows, {self._order.name}, seed {self.seed}"]
         if self.world_size > 1:
             lines.append(f"  rank {self.rank} of {self.world_size}, tail {self.tail!r}: {self._local(0):,} rows")
         lines += repr(self._data).splitlines()[1:]
-        lines.append(f"  batch: {row * self.batch_size:,} bytes; {self.threads} threads, prefetch {self.prefetch}")
+        size = "varies" if self.max_tokens else f"{row * (self.batch_size or 1):,} bytes"
+        lines.append(f"  batch: {size}; {self.threads} threads, prefetch {self.prefetch}")
         if self._program is not None:
             lines += [f"  loop: {note}" for note in self._program.notes]
         return "\n".join(lines)
@@ -524,6 +610,14 @@ class Loader:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _run_of(pool: Pool, start: int, total: int, ends: np.ndarray, many: int, room: int) -> Unit:
+    """Give the next at most `many` batches of those that end before these rows, as a unit with room for so many rows."""
+    first = int(np.searchsorted(ends, start, "right"))
+    last = max(first + 1, min(first + many, int(np.searchsorted(ends, start + room, "right"))))
+    here = [int(end) - start for end in ends[first:last]]
+    return Unit(pool, start, min(here[-1], total - start), here)
 
 
 def _restored(state: dict[str, Any]) -> Loader:

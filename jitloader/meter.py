@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import bisect
 import time
 from collections import deque
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 KEPT = 4096  # runs of batches that a timeline remembers
 
@@ -26,31 +27,33 @@ class Event(NamedTuple):
 class Tally:
     """What one iterator handed out: `rows` is set with every batch, all else once a run of them."""
 
-    __slots__ = ("handed", "rows", "size")
+    __slots__ = ("ends", "handed", "rows", "size")
 
-    def __init__(self, size: int) -> None:
-        self.size, self.rows = size, 0
+    def __init__(self, size: int, ends: Any = None) -> None:
+        self.size, self.ends, self.rows = size, ends, 0
         self.handed: float | None = None  # when the consumer got the run that it works on
 
     @property
     def batches(self) -> int:
-        """How many batches that is: all but the last are whole."""
-        return -(-self.rows // self.size)
+        """How many batches that is: all but the last are whole, or end where `ends` says."""
+        if self.ends is None:
+            return -(-self.rows // self.size)
+        return bisect.bisect_left(self.ends, self.rows) + 1 if self.rows else 0
 
 
 class Meter:
     """Totals over the iterators of one loader, and the last runs of batches one by one."""
 
     def __init__(self) -> None:
-        self.batches = self.rows = self.nbytes = self.threads = self.kernels = 0
+        self.batches = self.rows = self.nbytes = self.threads = self.kernels = self.padding = self.elements = 0
         self.wait = self.work = self.fill = self.compile = 0.0
         self.events: deque[Event] = deque(maxlen=KEPT)
         self.live: list[Tally] = []
         self.consumer = 0  # the thread that asked last
 
-    def begin(self, size: int, threads: int, consumer: int) -> Tally:
-        """Start to count for an iterator over batches of `size` rows."""
-        tally = Tally(size)
+    def begin(self, size: int, threads: int, consumer: int, ends: Any = None) -> Tally:
+        """Start to count for an iterator over batches of `size` rows, or that end before these rows."""
+        tally = Tally(size, ends)
         self.live.append(tally)
         self.threads, self.consumer = threads, consumer
         return tally
@@ -64,13 +67,17 @@ class Meter:
         return now
 
     def gets(
-        self, tally: Tally, asked: float, begun: float, seconds: float, thread: int, rows: int, nbytes: int
-    ) -> None:
-        """The consumer gets a run that was asked for at `asked` and filled from `begun` on, `seconds` long."""
+        self, tally: Tally, asked: float, begun: float, seconds: float, thread: int, rows: int, nbytes: int,
+        padding: tuple[int, int] = (0, 0),
+    ) -> None:  # fmt: skip
+        """The consumer gets a run that was asked for at `asked` and filled from `begun` on, `seconds` long; of its padded
+        fields so many elements are padding, of so many in all."""
         tally.handed = got = clock()
         self.wait += got - asked
         self.fill += seconds
         self.nbytes += nbytes
+        self.padding += padding[0]
+        self.elements += padding[1]
         self.events.append(Event(asked, got, begun, seconds, thread, rows, nbytes))
 
     def end(self, tally: Tally) -> None:
@@ -89,6 +96,7 @@ class Meter:
             "batches": self.batches + sum(t.batches for t in live),
             "rows": self.rows + sum(t.rows for t in live),
             "bytes": self.nbytes,
+            "padding_share": self.padding / self.elements if self.elements else 0.0,
             "wait_seconds": self.wait,
             "consumer_seconds": work,
             "wait_share": self.wait / step if step else 0.0,

@@ -68,9 +68,9 @@ class _Worker:
         """Write the lengths of the rows at positions first, first + step, ... from row `place` on."""
         return self._each(lambda worker: worker.lengths(first, step, count, place, spans))
 
-    def lay_out(self, k: int, rows: int, batch: int, spans: compose.Spans) -> compose.Layout:
+    def lay_out(self, k: int, rows: int, spans: compose.Spans) -> compose.Layout:
         """Place the rows of output k, and let every source write there."""
-        return [worker.lay_out(k, rows, batch, spans) for worker in self.workers][0]
+        return [worker.lay_out(k, rows, spans) for worker in self.workers][0]
 
     def fill(self, first: int, step: int, count: int, place: int) -> compose.Failure | None:
         """Write the rows at positions first, first + step, ... into the outputs, from row `place` on."""
@@ -117,7 +117,9 @@ class Mix:
     `apply_rows` come after the mixing.
     """
 
-    def __init__(self, parts: tuple[Dataset, ...], order: Order, head: str, made: tuple[python.Applied, ...] = ()) -> None:
+    def __init__(
+        self, parts: tuple[Dataset, ...], order: Order, head: str, made: tuple[python.Applied, ...] = ()
+    ) -> None:
         self._parts, self._order, self._head, self._python = parts, order, head, made
         ends = np.cumsum([0, *map(len, parts)])
         self._bounds = tuple(int(n) for n in ends)

@@ -133,12 +133,12 @@ def merge(made: Applied, batch: Any, result: Any) -> Any:
 
 
 def _check(made: Applied, name: str, value: Any) -> None:
-    """Hold the type of a field to that of the first batch."""
+    """Hold the dtype and the number of axes of a field to those of the first batch: a function may pad to other sizes."""
     if not hasattr(value, "dtype") or not hasattr(value, "shape"):
         return
     kind = (value.dtype, tuple(value.shape[1:]))
     first = made.seen.setdefault(name, kind)
-    if first != kind:
+    if first[0] != kind[0] or len(first[1]) != len(kind[1]):
         raise PipelineError(
             f"stage {made.name!r} gave {name!r} as {kind[0]} {kind[1]}, and {first[0]} {first[1]} on the first batch [{made.where}]"
         )

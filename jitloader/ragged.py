@@ -111,7 +111,7 @@ def _offsets(offsets: Any) -> np.ndarray:
 def _over(values: Any, table: np.ndarray, field: str) -> Samples:
     """Give values as rows between checked offsets."""
     flat = values if isinstance(values, Samples) else records(values, field=field)
-    if len(flat.parts) != 1 or flat.locate is not None or flat.rows != Rows(flat.parts[0].count):
+    if flat.locate is not None or flat.rows != Rows(sum(part.count for part in flat.parts)):
         raise ValueError(f"ragged: {field!r} must be one plain array of values")
     if table[0] < 0 or table[-1] > flat.rows.count:
         raise ValueError(f"ragged: offsets run from {table[0]} to {table[-1]}, {field!r} has {flat.rows.count} rows")

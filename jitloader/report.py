@@ -91,8 +91,9 @@ class Report:
         if threads:
             where = f"{threads} background thread{'s' * (threads > 1)} ({100 * behind:.0f} % of the time)"
             where += f" and the waiting consumer ({100 * own:.0f} % of it)" if own else ""
+        padding = f", {100 * s['padding_share']:.0f} % of the padded fields padding" if s["padding_share"] else ""
         return [
-            ("handed out", f"{s['batches']:,} batches, {s['rows']:,} rows, {size_of(s['bytes'])}"),
+            ("handed out", f"{s['batches']:,} batches, {s['rows']:,} rows, {size_of(s['bytes'])}{padding}"),
             (
                 "step",
                 f"{seconds_of(s['wait_seconds'])} waiting, {seconds_of(s['consumer_seconds'])} consumer's own work",

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .dtypes import carry, lend
+from .foreign import as_array
 from .spec import Spec
 
 
@@ -94,7 +95,7 @@ def records(array: Any, *, field: str = "array") -> Samples:
     if isinstance(array, np.ma.MaskedArray):
         raise TypeError(f"field {field!r} is a masked array, and kernels see no mask: give array.filled(value)")
     if not isinstance(array, np.ndarray):
-        array = _as_array(array, field)
+        array = as_array(array, field)
     array = array.view(np.ndarray)
     if array.ndim == 0:
         raise ValueError(f"field {field!r} is 0-d: it has no rows")
@@ -109,20 +110,6 @@ def records(array: Any, *, field: str = "array") -> Samples:
     carrier, view = carry(array)
     part, strides = flatten(view)
     return Samples("records", (part,), array.dtype, carrier, tuple(array.shape[1:]), strides, Rows(len(array)))
-
-
-def _as_array(value: Any, field: str) -> np.ndarray:
-    """Give a list or another library's array as an array, or refuse what is neither."""
-    try:
-        array = np.asarray(value)
-    except (ValueError, TypeError):
-        if isinstance(value, (list, tuple)):
-            raise ValueError(f"field {field!r}: rows differ in length: give jl.ragged(rows)") from None
-        raise TypeError(f"field {field!r} is of type {type(value).__name__}: give an array") from None
-    if array.ndim == 0 and array.dtype.hasobject:
-        what = "None" if value is None else f"of type {type(value).__name__}"
-        raise TypeError(f"field {field!r} is {what}: give an array")
-    return array
 
 
 def flatten(array: np.ndarray) -> tuple[Part, tuple[int, ...]]:
@@ -144,25 +131,31 @@ def flatten(array: np.ndarray) -> tuple[Part, tuple[int, ...]]:
     )
 
 
-def join(first: Samples, second: Samples, field: str) -> Samples:
-    """Give the samples of one field of two data sets, one after the other, by reference."""
-    if first.spec != second.spec or first.carrier != second.carrier:
-        raise ValueError(f"field {field!r}: cannot join {first.spec} and {second.spec}")
-    if first.strides != second.strides or first.locate or second.locate:
-        raise ValueError(f"field {field!r}: the two lie in memory in different ways: give np.ascontiguousarray of both")
-    whole = sum(p.count for p in first.parts)
-    tables = []
-    for rows, shift in ((first.rows, 0), (second.rows, whole)):
-        tables.append(
-            Rows(rows.count, rows.start + shift, rows.step, None if rows.table is None else rows.table + shift)
-        )
-    a, b = tables
-    if a.table is None and b.table is None and a.step == b.step == 1 and a.start + a.count == b.start:
-        rows = Rows(a.count + b.count, a.start)
-    else:
-        index = [r.start + r.step * np.arange(r.count, dtype=np.int64) if r.table is None else r.table for r in (a, b)]
-        rows = Rows(a.count + b.count, 0, 1, np.concatenate(index))
-    return first._replace(parts=first.parts + second.parts, rows=rows)
+def join(many: Sequence[Samples], field: str) -> Samples:
+    """Give the samples of one field of several data sets, one after the other, by reference."""
+    first, shift, tables = many[0], 0, []
+    parts: list[Part] = []
+    for other in many:
+        if first.spec != other.spec or first.carrier != other.carrier:
+            raise ValueError(f"field {field!r}: cannot join {first.spec} and {other.spec}")
+        if first.strides != other.strides or (len(many) > 1 and other.locate):
+            raise ValueError(
+                f"field {field!r}: the two lie in memory in different ways: give np.ascontiguousarray of both"
+            )
+        start, table = other.rows.start + shift, other.rows.table
+        tables.append(other.rows._replace(start=start, table=None if table is None else table + shift))
+        parts += other.parts
+        shift += sum(p.count for p in other.parts)
+    count, end = 0, tables[0].start
+    for rows in tables:
+        if rows.table is not None or rows.step != 1 or rows.start != end:
+            every = [
+                r.start + r.step * np.arange(r.count, dtype=np.int64) if r.table is None else r.table for r in tables
+            ]
+            whole = np.concatenate(every)
+            return first._replace(parts=tuple(parts), rows=Rows(len(whole), 0, 1, whole))
+        count, end = count + rows.count, end + rows.count
+    return first._replace(parts=tuple(parts), rows=Rows(count, tables[0].start))
 
 
 def as_indices(indices: Any, count: int, what: str = "indices") -> np.ndarray:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+import re
+from typing import Any, NamedTuple
 
 from . import jit
 from .errors import StateError
@@ -22,17 +23,28 @@ def fingerprint(data: Any) -> str:
     return jit.fingerprint(*parts)[:16]
 
 
-def laid_out(token: str, layout: tuple[int, int] | None) -> str:
-    """Tell an order that was laid out for (batch size, ranks)."""
-    return token if layout is None else f"{token}@{layout[0]}x{layout[1]}"
+class Layout(NamedTuple):
+    """The batches that an order is laid out for: rows a batch and its padded size, of each of so many ranks; 0: any."""
+
+    rows: int
+    world: int
+    tokens: int
 
 
-def layout_of(token: str) -> tuple[int, int] | None:
+def laid_out(token: str, layout: Layout | None) -> str:
+    """Tell an order that was laid out."""
+    if layout is None:
+        return token
+    return f"{token}@{layout.rows}x{layout.world}" + (f"t{layout.tokens}" if layout.tokens else "")
+
+
+def layout_of(token: str) -> Layout | None:
     """Give the layout that a token tells, None where it tells none."""
-    size, _, world = token.rpartition("@")[2].partition("x")
-    if not (size.isdecimal() and world.isdecimal() and int(size) and int(world)):
+    found = re.search(r"@(\d+)x(\d+)(?:t(\d+))?$", token, re.ASCII)
+    if found is None:
         return None
-    return int(size), int(world)
+    layout = Layout(*(int(part or 0) for part in found.groups()))
+    return layout if layout.world and (layout.rows or layout.tokens) else None
 
 
 def check_state(state: Any, own: dict[str, Any], positions: int) -> None:

@@ -394,7 +394,7 @@ def _following(
             f"transitions: next_{name} has {other.rows.count} rows: give {rows}, one a step, or {len(finals)}, one "
             "for each row that is terminated or truncated"
         )
-    joined = join(base, other, f"next_{name}")
+    joined = join([base, other], f"next_{name}")
     return joined._replace(rows=Rows(rows), locate=_next_or_final, params=(end, n, finals))
 
 

@@ -233,11 +233,7 @@ def _stream(value: Any, field: str) -> Samples:
         return value
     if not isinstance(value, (list, tuple)) or not any(isinstance(v, (np.ndarray, Samples)) for v in value):
         return records(value, field=field)
-    parts = [v if isinstance(v, Samples) else records(v, field=field) for v in value]
-    found = parts[0]
-    for part in parts[1:]:
-        found = join(found, part, field)
-    return found
+    return join([v if isinstance(v, Samples) else records(v, field=field) for v in value], field)
 
 
 def _elements(name: str, cut: Any) -> range:

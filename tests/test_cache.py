@@ -24,7 +24,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import jitloader as jl
-from jitloader import cache, storage
+from jitloader import bars, cache, storage
 
 HERE = str(Path(__file__))
 X = np.random.default_rng(0).random((60, 4)).astype("float32")
@@ -326,15 +326,22 @@ class Bar:
 
 def test_progress_counts_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The bar hears of every row once, from whatever thread; none where it is not wanted, tqdm lacks, or all is there."""
-    monkeypatch.setattr(cache, "bar_type", lambda: Bar)
+    monkeypatch.setattr(bars, "bar_type", lambda: Bar)
     Bar.bars.clear()
     data = jl.Dataset(x=np.zeros((5000, 100), "float32"), y=np.arange(5000)).map("x", twice)
     data.cache(tmp_path / "c")
     data.cache(tmp_path / "c")
     data.cache(tmp_path / "other", progress=False)
     assert [bar.rows for bar in Bar.bars] == [5000]
-    assert Bar.bars[0].options == {"total": 5000, "desc": "cache c", "unit": "row", "unit_scale": True, "delay": 1}
-    monkeypatch.setattr(cache, "bar_type", lambda: None)
+    assert Bar.bars[0].options == {
+        "total": 5000,
+        "initial": 0,
+        "desc": "cache c",
+        "unit": "row",
+        "unit_scale": True,
+        "delay": 1,
+    }
+    monkeypatch.setattr(bars, "bar_type", lambda: None)
     data.cache(tmp_path / "third")
 
 
@@ -457,7 +464,7 @@ def test_interrupted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             raise KeyboardInterrupt
 
     old = chain().cache(tmp_path)
-    monkeypatch.setattr(cache, "bar_type", lambda: Interrupting)
+    monkeypatch.setattr(bars, "bar_type", lambda: Interrupting)
     with pytest.raises(KeyboardInterrupt):
         chain(X + 1).cache(tmp_path)
     assert not [thread for thread in threading.enumerate() if thread.name == "jitloader-pass"]

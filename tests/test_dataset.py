@@ -256,3 +256,36 @@ def test_stages_of_one_name_and_other_numbers_do_not_concatenate():
     assert alike[:].x.tolist() == [[-0.5, -0.5]] * 3 + [[0.0, 0.0]] * 4
     with pytest.raises(ValueError, match="^concat: the stages of the two differ: concat first, then map$"):
         one.map("x", jl.normalize(1.0, 2.0)).concat(other.map("x", jl.normalize(0.0, 2.0)))
+
+
+@pytest.mark.parametrize("count", [2, 300])
+def test_many_shards_are_one_data_set(count):
+    """Rows of hundreds of arrays of uneven lengths, empty ones too, are found in the array they lie in."""
+    sizes = np.random.default_rng(count).integers(0, 9, count)
+    whole = np.arange(sizes.sum() * 2).reshape(-1, 2)
+    shards = [jl.Dataset(x=part) for part in np.split(whole, np.cumsum(sizes)[:-1]) if len(part)]
+    holes = [shard.select(np.zeros(0, "int64")) for shard in shards[:1]]
+
+    data = shards[0].concat(*holes, *shards[1:])
+
+    assert (data[:].x == whole).all() and (data[::-1].x == whole[::-1]).all()
+    assert all((data[i].x == whole[i]).all() for i in range(0, len(whole), 97))
+    bag = jl.Dataset(jl.windows([shard[:].x for shard in shards], w=slice(0, 2)))
+    assert (bag[0].w == whole[:2]).all() and (bag[:].w[:, 1] - bag[:].w[:, 0] == 2).all()
+
+
+def test_text_passes_stages_that_do_not_fuse():
+    """Items of odd size travel as bytes, through scratch rows too."""
+    words = np.array([f"w{k}" for k in range(24)], "<U3").reshape(6, 2, 2)
+    data = jl.Dataset(x=words).map("x", jl.random_flip(1.0), jl.flatten())
+
+    assert (data[:].x == words[:, :, ::-1].reshape(6, 4)).all() and (data[5].x == data[:].x[5]).all()
+    with pytest.raises(jl.PipelineError, match="^padding <U3 with 0 is not possible: cast it first$"):
+        jl.Dataset(x=words).map("x", jl.pad(1))[:]
+
+
+def test_a_ragged_batch_can_be_replaced():
+    """The number of rows is not taken for the number of fields."""
+    batch = jl.Dataset(x=jl.ragged(np.arange(6), [0, 2, 2, 6]))[:].x
+
+    assert batch._replace(values=batch.values + 1).values.tolist() == [1, 2, 3, 4, 5, 6] and len(batch) == 3

@@ -192,9 +192,10 @@ ARRAYS = [
         "name the field: Dataset(x=path), or open a folder or file by jl.open(path)",
     ),
     (
-        lambda: jl.Dataset(np.zeros(3, [("a", "i4"), ("b", "f4")])),
+        lambda: jl.Dataset(x=np.zeros(3, [("a", "i4"), ("b", "f4")])),
         TypeError,
-        "name the fields: Dataset({name: array[name] for name in array.dtype.names})",
+        "field 'x' holds records: give its columns (a, b) as fields of their own, "
+        "Dataset({name: array[name] for name in array.dtype.names})",
     ),
     (
         lambda: jl.Dataset(x=[[1], [2, 3]]),

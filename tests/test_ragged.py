@@ -300,6 +300,7 @@ def test_rows_are_laid_end_to_end(sizes, batch, multiple, size, longest):
 
     found = np.zeros((2, len(sizes)), np.int64)
     kernel = jit.load(lay_rows, LAY)
-    total = kernel(np.array(sizes, np.int64), batch, int(longest), multiple, size, found[0], found[1])
+    ends = np.arange(batch, len(sizes) + batch, batch)
+    total = kernel(np.array(sizes, np.int64), ends, int(longest), multiple, size, found[0], found[1])
 
     assert found.tolist() == [starts, extents] and total == size * sum(extents)

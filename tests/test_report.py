@@ -83,7 +83,7 @@ def test_meter_adds_up(monkeypatch: pytest.MonkeyPatch) -> None:
     found = meter.totals()  # at 10
 
     assert found == {
-        "batches": 3, "rows": 11, "bytes": 88, "wait_seconds": 3.0, "consumer_seconds": 6.0, "wait_share": 3 / 9,
+        "batches": 3, "rows": 11, "bytes": 88, "padding_share": 0.0, "wait_seconds": 3.0, "consumer_seconds": 6.0, "wait_share": 3 / 9,
         "fill_seconds": 1.5, "fill_bytes_per_second": 88 / 1.5, "compile_seconds": 0.0, "threads": 2,
     }  # fmt: skip
 

@@ -6,6 +6,7 @@ import gzip
 import io
 import json
 import os
+import pickle
 import random
 import struct
 import sys
@@ -15,6 +16,7 @@ import zipfile
 import numpy as np
 import pytest
 
+import jitloader as jl
 from jitloader import storage
 from jitloader.errors import DataError
 
@@ -165,7 +167,8 @@ FOREIGN = [
     pytest.param("train-images-idx3-ubyte.gz", gzip.compress(bytes(99)), "gunzip", id="gzip"),
     pytest.param("x.npy.xz", b"\xfd7zXZ\0" + bytes(99), "unxz", id="xz"),
     pytest.param("x.zst", b"\x28\xb5\x2f\xfd" + bytes(99), "unzstd", id="zstd"),
-    pytest.param("x.parquet", b"PAR1" + bytes(99), "Feather", id="parquet"),
+    pytest.param("x.parquet", b"PARE" + bytes(99), "never decrypted", id="encrypted parquet"),
+    pytest.param("y.parquet", b"PAR1" + bytes(99), "a cut Parquet file", id="cut parquet"),
     pytest.param("x.feather", b"FEA1" + bytes(99), "write_feather", id="feather 1"),
     pytest.param("data_batch_1", b"\x80\x02}q\x01" + bytes(99), "np.save", id="pickle"),
     pytest.param("x.bin", bytes(range(1, 99)), "give dtype", id="raw"),
@@ -396,6 +399,50 @@ def test_arrow(tmp_path, kind):
     check(storage.open_fields(path), wanted)
 
 
+@pytest.mark.parametrize("kind", ["file", "stream"])
+def test_arrow_of_several_batches(tmp_path, kind, monkeypatch):
+    """Batches are joined by reference: columns of numbers, fixed-size lists, and lists of free length."""
+    monkeypatch.setenv("NUMBA_DISABLE_JIT", str(int(kind == "stream")))
+    pa = pytest.importorskip("pyarrow", exc_type=ImportError)
+    path, lists = tmp_path / "t.arrow", [[k] * (k % 4) for k in range(100)]
+    pairs = pa.array([[[k, 0], [k, 1]] for k in range(100)], pa.list_(pa.list_(pa.int64())))
+    rows = pa.table(
+        {"x": np.arange(100), "l": lists, "big": pa.array(lists, pa.large_list(pa.int64())), "pairs": pairs}
+    )
+    with (pa.ipc.new_stream if kind == "stream" else pa.ipc.new_file)(str(path), rows.schema) as writer:
+        writer.write_table(rows, max_chunksize=7)
+    found = storage.open_fields(path)
+
+    assert len(found["x"].arrays) == 15 and all(storage.locate(a).path == str(path) for a in found["x"].arrays)
+    data = jl.open(path)
+    assert (data[:].x == np.arange(100)).all()
+    for name in ("l", "big"):
+        assert [data[k][data.fields.index(name)].tolist() for k in (99, 0, 42)] == [[99] * 3, [], [42] * 2]
+        got = data[::-1][data.fields.index(name)]
+        assert (
+            got.values.tolist() == sum(lists[::-1], []) and np.diff(got.offsets).tolist() == list(map(len, lists))[::-1]
+        )
+    assert data.spec["pairs"].shape == (None, 2) and data[7].pairs.tolist() == [[7, 0], [7, 1]]
+    copy = pickle.loads(pickle.dumps(data))
+    assert copy[50].l.tolist() == lists[50] and (copy[:].x == np.arange(100)).all()
+
+
+def test_arrow_offsets_that_lie(tmp_path):
+    """List offsets that fall or end beyond the values are refused, never followed."""
+    pa = pytest.importorskip("pyarrow", exc_type=ImportError)
+    path = tmp_path / "t.arrow"
+    rows = pa.table({"l": pa.array([[1, 2], [3], [4, 5, 6]], pa.list_(pa.int32()))})
+    with pa.ipc.new_file(str(path), rows.schema) as writer:
+        writer.write_table(rows)
+    raw = path.read_bytes()
+    ends = struct.pack("<4i", 0, 2, 3, 6)
+    assert raw.count(ends) == 1
+    for other in ((0, 2, 3, 7), (0, 4, 3, 6), (-1, 2, 3, 6), (0, 2, 3, 2**31 - 1)):
+        path.write_bytes(raw.replace(ends, struct.pack("<4i", *other)))
+        with pytest.raises(DataError, match="t.arrow, column l: .*expected.*found"):
+            storage.open_fields(path)
+
+
 def test_arrow_without_rows(tmp_path):
     """No rows, and no batch at all, are columns of length 0."""
     pa = pytest.importorskip("pyarrow", exc_type=ImportError)
@@ -407,17 +454,110 @@ def test_arrow_without_rows(tmp_path):
         check(storage.open_fields(tmp_path / "t.arrow"), {name: x[:0] for name, x in wanted.items()})
 
 
+# ---- Hugging Face datasets
+
+
+def hugging(datasets, count=250):
+    """A data set with a field of each kind that we take, and what its columns are."""
+    lists = [[k] * (k % 3) for k in range(count)]
+    image = np.arange(count * 6, dtype="f4").reshape(count, 2, 3)
+    columns = {"x": np.arange(count), "label": np.arange(count) % 3, "pair": np.arange(2 * count).reshape(-1, 2)}
+    features = datasets.Features(
+        x=datasets.Value("int64"),
+        label=datasets.ClassLabel(names=["a", "b", "c"]),
+        pair=datasets.Sequence(datasets.Value("int16"), length=2),
+        image=datasets.Array2D((2, 3), "float32"),
+        tokens=datasets.Sequence(datasets.Value("int32")),
+    )
+    table = {name: column.tolist() for name, column in columns.items()}
+    return (
+        datasets.Dataset.from_dict({**table, "image": image, "tokens": lists}, features),
+        {**columns, "image": image},
+        lists,
+    )
+
+
+def test_hugging_face(tmp_path, monkeypatch):
+    """Folders of save_to_disk, several shards of several batches, and data sets in memory, with rows selected."""
+    monkeypatch.setenv("NUMBA_DISABLE_JIT", "1")
+    datasets = pytest.importorskip("datasets", exc_type=ImportError)
+    datasets.disable_progress_bars()
+    given, wanted, lists = hugging(datasets)
+    given.save_to_disk(tmp_path / "d", num_shards=3)
+    rows = np.array([249, 0, 7, 7])
+    # As datasets 1 saved what had been selected.
+    given.save_to_disk(tmp_path / "old")
+    pa = pytest.importorskip("pyarrow")
+    with pa.ipc.new_stream(str(tmp_path / "old" / "indices.arrow"), pa.schema([("indices", pa.uint64())])) as writer:
+        writer.write_table(pa.table({"indices": rows.astype("u8")}))
+    state = json.loads((tmp_path / "old" / "state.json").read_text())
+    (tmp_path / "old" / "state.json").write_text(
+        json.dumps({**state, "_indices_files": [{"filename": "indices.arrow"}]})
+    )
+
+    every = np.arange(250)
+    loaded = datasets.load_from_disk(str(tmp_path / "d"))
+    for data, taken in [
+        (jl.open(tmp_path / "d"), every),
+        (jl.open(tmp_path / "old"), rows),
+        (jl.Dataset(given), every),
+        (jl.Dataset(loaded.select(rows)), rows),
+        (jl.Dataset(loaded.select(range(100, 103))), every[100:103]),
+    ]:
+        batch = data[:]
+        for name, column in wanted.items():
+            assert (getattr(batch, name) == column[taken]).all(), name
+        assert batch.tokens.values.tolist() == sum((lists[k] for k in taken), [])
+        assert data.spec["image"].shape == (2, 3) and data.spec["tokens"].shape == (None,)
+    assert all(storage.locate(a) for a in storage.open_fields(tmp_path / "d")["x"].arrays)
+
+
+def test_hugging_face_folders_that_lie(tmp_path):
+    """Splits, names that leave the folder, shards that differ, broken state and row numbers are refused with the remedy."""
+    datasets = pytest.importorskip("datasets", exc_type=ImportError)
+    datasets.disable_progress_bars()
+    given = datasets.Dataset.from_dict({"x": [1, 2, 3]})
+    datasets.DatasetDict(train=given, test=given).save_to_disk(tmp_path / "dict")
+    with pytest.raises(DataError, match=r"dict: a folder of splits.*'train', 'test'"):
+        jl.open(tmp_path / "dict")
+    assert len(jl.open(tmp_path / "dict" / "train")) == 3
+    with pytest.raises(TypeError, match=r"a dict of splits \(train\): give one of them"):
+        jl.Dataset(datasets.DatasetDict(train=given))
+    with pytest.raises(TypeError, match="an IterableDataset has no rows"):
+        jl.Dataset(given.to_iterable_dataset())
+    with pytest.raises(TypeError, match="field 'x' is a frame of several columns: give it alone"):
+        jl.Dataset(x=given)
+
+    state = tmp_path / "dict" / "train" / "state.json"
+    good = json.loads(state.read_text())
+    file = good["_data_files"][0]["filename"]
+    for files in ([{"filename": "../x.arrow"}], [{"filename": "/etc/passwd"}], [], "x", [{"filename": 5}], [None]):
+        state.write_text(json.dumps({**good, "_data_files": files}))
+        with pytest.raises(DataError, match="train/state.json: _data_files with file names of this folder expected"):
+            jl.open(tmp_path / "dict" / "train")
+    for text in ("", "{", "[]", "[" * 100_000):
+        state.write_text(text)
+        with pytest.raises(DataError, match="state.json: a broken file of .* bytes: a JSON object expected"):
+            jl.open(tmp_path / "dict" / "train")
+    state.write_text(
+        json.dumps({**good, "_data_files": [{"filename": file}] * 2, "_indices_files": [{"filename": file}]})
+    )
+    with pytest.raises(DataError, match="indices: a column 'indices' expected, none found"):
+        jl.open(tmp_path / "dict" / "train")
+    state.write_text(json.dumps({**good, "_data_files": [{"filename": "gone.arrow"}]}))
+    with pytest.raises(FileNotFoundError, match="gone.arrow"):
+        jl.open(tmp_path / "dict" / "train")
+
+
+# ---- what is there
+
+
 def test_arrow_that_cannot_be_mapped(tmp_path):
-    """Several batches and compression refuse a file; nulls, strings, bits, ragged lists and dictionaries a column."""
+    """Compression refuses a file; nulls, strings, bits, structs, dictionaries and lists of lists a column."""
     pa = pytest.importorskip("pyarrow", exc_type=ImportError)
     feather = pytest.importorskip("pyarrow.feather", exc_type=ImportError)
     path = tmp_path / "t.arrow"
     rows = pa.table({"x": np.arange(1000)})
-    for batch, kind in ((100, pa.ipc.new_file), (100, pa.ipc.new_stream)):
-        with kind(str(path), rows.schema) as writer:
-            writer.write_table(rows, max_chunksize=batch)
-        with pytest.raises(DataError, match="t.arrow: .* record batches found, 1 expected; write one record batch"):
-            storage.open_fields(path)
     for compression in ("lz4", "zstd"):
         feather.write_feather(rows, str(path), compression=compression)
         with pytest.raises(DataError, match="t.arrow: compressed"):
@@ -429,10 +569,11 @@ def test_arrow_that_cannot_be_mapped(tmp_path):
             "nulls": pa.array([1, None, 3]),
             "text": ["a", "b", "c"],
             "bits": [True, False, True],
-            "ragged": [[1], [2, 3], []],
+            "struct": [{"a": 1}, {"a": 2}, {"a": 3}],
             "words": pa.array(["a", "b", "a"]).dictionary_encode(),
             "holes": pa.array([[1, 2], None, [3, 4]], pa.list_(pa.int8(), 2)),
             "inner": pa.array([[1, 2], [None, 5], [3, 4]], pa.list_(pa.int8(), 2)),
+            "deep": [[[1], [2, 3]], [[4]], []],
         }
     )
     with pa.ipc.new_file(str(path), mixed.schema) as writer:
@@ -440,12 +581,18 @@ def test_arrow_that_cannot_be_mapped(tmp_path):
     check(storage.open_fields(path, fields=["x"]), {"x": np.arange(3)})
     for name in mixed.column_names[1:]:
         reason = "nulls found" if name in ("nulls", "holes", "inner") else "cannot be mapped"
+        reason = "lists within lists differ in length" if name == "deep" else reason
         with pytest.raises(DataError, match=f"t.arrow, column {name}: .*{reason}"):
             storage.open_fields(path, fields=[name])
 
 
 @pytest.mark.parametrize(
-    "name, data, extra", [("x.h5", b"\x89HDF\r\n\x1a\n", "hdf5"), ("x.arrow", b"ARROW1\0\0", "arrow")]
+    "name, data, extra",
+    [
+        ("x.h5", b"\x89HDF\r\n\x1a\n", "hdf5"),
+        ("x.arrow", b"ARROW1\0\0", "arrow"),
+        ("x.parquet", b"PAR1", "arrow"),
+    ],
 )
 def test_missing_packages(tmp_path, monkeypatch, name, data, extra):
     """A format whose package is missing says which extra to install, and needs it for nothing else."""

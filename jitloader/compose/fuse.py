@@ -181,26 +181,36 @@ class _Fuser:
             start = f"{code.argument(part.offset)} + " if part.offset else ""
             add(f"b{suffix} = {start}{at} * {part.stride}")
             return code.argument(part.flat), f"b{suffix}"
-        bound, address, size, offset, stride = self._parts(samples)
-        add(f"k{suffix} = 0")
-        with code.block(f"while {at} >= {bound}[k{suffix} + 1]:"):
-            add(f"k{suffix} += 1")
+        bound, address, size, offset, stride, guess, shift = self._parts(samples)
+        add(f"k{suffix} = {guess}[{at} >> {shift}]; top{suffix} = {guess}[({at} >> {shift}) + 1]")
+        with code.block(f"while k{suffix} < top{suffix}:"):  # halved until one part is left
+            add(f"middle = (k{suffix} + top{suffix} + 1) >> 1")
+            with code.block(f"if {bound}[middle] <= {at}:"):
+                add(f"k{suffix} = middle")
+            with code.block("else:"):
+                add(f"top{suffix} = middle - 1")
         add(f"flat{suffix} = array_at({address}[k{suffix}], {size}[k{suffix}], {code.argument(samples.parts[0].flat)})")
         add(f"b{suffix} = {offset}[k{suffix}] + ({at} - {bound}[k{suffix}]) * {stride}[k{suffix}]")
         return f"flat{suffix}", f"b{suffix}"
 
     def _parts(self, samples: Samples) -> list[str]:
-        """Give the names of the tables of a field's arrays: rows before each, address, size, offset, stride."""
+        """Give the names of the tables of a field's arrays (rows before each, address, size, offset, stride), and of the one
+        that says of every 2**shift-th row in which array it lies: the search is between two of these, and mostly over."""
         parts = samples.parts
         if id(parts) not in self.parts:
+            before = np.concatenate([[0], np.cumsum([p.count for p in parts])])
+            shift = max(int(before[-1]) // (8 * len(parts)), 1).bit_length() - 1
+            marks = np.arange((int(before[-1]) >> shift) + 2) << shift
             columns = [
-                np.concatenate([[0], np.cumsum([p.count for p in parts])]),
+                before,
                 np.array([p.flat.ctypes.data for p in parts]),
                 np.array([p.flat.size for p in parts]),
                 np.array([p.offset for p in parts]),
                 np.array([p.stride for p in parts]),
+                np.clip(np.searchsorted(before, marks, "right") - 1, 0, len(parts) - 1),
             ]
-            self.parts[id(parts)] = [self.code.argument(c.astype(np.int64)) for c in columns]
+            names = [self.code.argument(c.astype(np.int64)) for c in columns]
+            self.parts[id(parts)] = [*names, self.code.argument(shift)]
         return self.parts[id(parts)]
 
     def _prefetch(self) -> None:
@@ -210,7 +220,7 @@ class _Fuser:
             size = 1
             for n, s in zip(samples.shape, samples.strides, strict=False):
                 size += ((n or 1) - 1) * abs(s)
-            if samples.nbytes and len(samples.parts) == 1:
+            if samples.nbytes:
                 wanted.append((name, samples, size * samples.carrier.itemsize))
         if not wanted:
             return
@@ -470,7 +480,9 @@ class _Fuser:
             most = max(len(spec.shape) for spec in self._every())
             self.maps = [code.own("int64", most + 1) for _ in range(4)]  # bits of a dtype may lie on an axis more
         size, limit, offset, sign = self.maps
-        new = [self._extent(axis, n, bound, number, name) for axis, n in zip(flow.axes, bound.out.shape, strict=True)]
+        seen = zip(flow.axes, bound.out.shape, strict=False)  # the bytes of items of odd size lie on an axis more
+        new = [self._extent(axis, n, bound, number, name) for axis, n in seen]
+        new += [axis.n for axis in flow.axes[len(new) :]]
         for k, axis in enumerate(flow.axes):
             add(f"{size}[{k}] = {axis.n}; {limit}[{k}] = {new[k]}; {offset}[{k}] = 0; {sign}[{k}] = 1")
         arrays = f"{size}, {limit}, {offset}, {sign}"

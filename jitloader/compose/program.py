@@ -25,6 +25,10 @@ class Ragged(NamedTuple):
         return len(self.offsets) - 1
 
 
+# NamedTuple's own takes the number of rows for the number of its fields; `_replace` goes through it.
+Ragged._make = classmethod(lambda cls, pair: cls(*pair))  # type: ignore
+
+
 class Output(NamedTuple):
     """One field of the batch as a kernel writes it: flat, `size` items of dtype `carrier` a row.
 
@@ -118,7 +122,8 @@ class Worker:
         if program.measure is not None:
             self.measure = self._bind(program.measure, plain)
             kernel = jit.plain(lay_rows, LAY) if plain else jit.load(lay_rows, LAY)
-            self.layer = kernel.bind(np.zeros(0, np.int64), 1, 0, 1, 1, np.zeros(0, np.int64), np.zeros(0, np.int64))
+            none = np.zeros(0, np.int64)
+            self.layer = kernel.bind(none, none, 0, 1, 1, none, none)
 
     def _bind(self, program: Program, plain: bool) -> jit.Call:
         kernel = jit.plain(program.function, program.signature()) if plain else program.load()
@@ -134,13 +139,13 @@ class Worker:
             self.measure.point(at, *spans.lengths[output.name])
         return run(self.measure, first, step, count, place)
 
-    def lay_out(self, k: int, rows: int, batch: int, spans: Spans) -> Layout:
+    def lay_out(self, k: int, rows: int, spans: Spans) -> Layout:
         """Place `rows` rows of output k, whose lengths are known, and let the next fill write there."""
         output, at = self.program.outputs[k], self.places[k]
         (starts, a), (extents, b) = spans.starts[k], spans.extents[k]
         lengths, c = spans.lengths[output.lengths]
         self.layer.point(0, lengths[:rows], c)
-        self.layer.set(1, batch)
+        self.layer.point(1, *spans.ends)
         self.layer.set(2, int(output.form == "longest"))
         self.layer.set(3, output.multiple)
         self.layer.set(4, output.size)
@@ -250,13 +255,23 @@ class Layout(NamedTuple):
 
 
 def lay_rows(
-    lengths: np.ndarray, batch: int, longest: int, multiple: int, size: int, starts: np.ndarray, extents: np.ndarray
+    lengths: np.ndarray,
+    ends: np.ndarray,
+    longest: int,
+    multiple: int,
+    size: int,
+    starts: np.ndarray,
+    extents: np.ndarray,
 ) -> int:
-    """Place rows of these lengths one after the other, each run of `batch` rows at the length of its longest (up to a
-    `multiple`) where `longest` is 1: where each starts, and how many elements of `size` items it has. Gives all items."""
-    total, low, n = 0, 0, lengths.size
+    """Place rows of these lengths one after the other, those of each batch at the length of its longest (up to a
+    `multiple`) where `longest` is 1: where each starts, and how many elements of `size` items it has. Batch b ends before
+    row ends[b], the last before the end. Gives all items."""
+    total, low, n, b = 0, 0, lengths.size, 0
     while low < n:
-        high = min(low + batch, n)
+        high = n
+        if b < ends.size:
+            high = min(max(ends[b], low + 1), n)
+        b += 1
         most = 0
         if longest:
             for i in range(low, high):
@@ -272,7 +287,7 @@ def lay_rows(
 
 
 COUNTS = jit.Array("int64", 1)
-LAY: tuple[jit.Type, ...] = (COUNTS, jit.INT, jit.INT, jit.INT, jit.INT, COUNTS, COUNTS)  # what lay_rows takes
+LAY: tuple[jit.Type, ...] = (COUNTS, COUNTS, jit.INT, jit.INT, jit.INT, COUNTS, COUNTS)  # what lay_rows takes
 
 
 def shape_output(output: Output, buffer: np.ndarray, rows: int) -> np.ndarray:
@@ -308,9 +323,10 @@ def _own_dtype(output: Output, buffer: np.ndarray) -> np.ndarray:
 
 
 class Spans:
-    """Room for the lengths of some rows, by field, and for where the rows of each output that varies lie: arrays and addresses."""
+    """Room for the lengths of some rows, by field, and for where the rows of each output that varies lie: arrays and
+    addresses; and where batches of these rows end."""
 
-    __slots__ = ("extents", "lengths", "starts")
+    __slots__ = ("ends", "extents", "given", "lengths", "starts")
 
     def __init__(self, program: Program, rows: int) -> None:
         def room() -> tuple[np.ndarray, int]:
@@ -321,6 +337,14 @@ class Spans:
         varied = [k for k, output in enumerate(program.outputs) if output.form != "fixed"]
         self.lengths = {output.name: room() for output in measured}
         self.starts, self.extents = {k: room() for k in varied}, {k: room() for k in varied}
+        self.given: Any = None
+        self.part(())
+
+    def part(self, ends: Sequence[int]) -> None:
+        """Part the rows into batches: batch b ends before row ends[b]; all rows are one where nothing is said."""
+        if ends != self.given:
+            array = np.array(ends, np.int64)
+            self.ends, self.given = (array, array.ctypes.data), ends
 
 
 def collect(program: Any, worker: Any, first: int, step: int, count: int) -> tuple[list[Any], Failure | None]:
@@ -335,7 +359,7 @@ def collect(program: Any, worker: Any, first: int, step: int, count: int) -> tup
             return [], failed
     made: list[tuple[np.ndarray, Layout | None]] = []
     for k, (at, output) in enumerate(zip(program.places(), program.outputs, strict=True)):
-        layout = None if output.form == "fixed" else worker.lay_out(k, count, max(count, 1), spans)
+        layout = None if output.form == "fixed" else worker.lay_out(k, count, spans)
         items = count * output.size if layout is None else layout.total
         made.append((np.zeros(items, output.carrier), layout))
         worker.call.set(at, made[-1][0])

@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import json
 import os
+import shutil
 import struct
 import sys
 import tempfile
@@ -59,7 +60,7 @@ def _private(folder: Path) -> bool:
 
 
 def clear_cache() -> int:
-    """Remove all compiled kernels and remembered types from the cache folder and give their number."""
+    """Remove all compiled kernels, remembered types and unpacked files from the cache folder; give the number of the first two."""
     folder = cache_folder()
     files = [*folder.glob("*.kernel"), *folder.glob("*.type")] if folder else []
     if folder:
@@ -67,6 +68,8 @@ def clear_cache() -> int:
     for file in files:
         with contextlib.suppress(OSError):
             file.unlink()
+    if folder:
+        shutil.rmtree(folder / "unpacked", ignore_errors=True)
     return len(files)
 
 

@@ -30,13 +30,14 @@ class Order(NamedTuple):
     """Which row comes at which position: `plan(count, seed, epoch)` makes it ready for one epoch over `count` rows.
 
     `name` is what a plan shows. `token` is equal only for orders that give the same rows. An order that suits one size
-    of batches best has `sized(batch_size, world_size)`, which gives it laid out for that, of the same length.
+    of batches best has `sized(rows, world, tokens)`, which gives it laid out for batches of so many rows and of that padded
+    size (0: any), of each of `world` ranks, of the same length.
     """
 
     name: str
     plan: Callable[[int, int, int], Positions]
     token: str
-    sized: Callable[[int, int], Any] | None = None  # to an Order
+    sized: Callable[[int, int, int], Any] | None = None  # to an Order
 
     def __repr__(self) -> str:
         return self.name

@@ -161,7 +161,7 @@ def stratified(labels: Any, batch_size: int | None = None) -> Order:
         name = f"stratified({sizes.size} classes{f', batch_size={batch * world}' if batch else ''})"
         return Order(name, plan, f"stratified({batch}, {same})", sized)
 
-    return laid(batch, 1, None if batch else lambda batch, world: laid(batch, world))
+    return laid(batch, 1, None if batch else lambda rows, world, _: laid(rows, world))
 
 
 def balanced(labels: Any) -> Order:
@@ -227,15 +227,18 @@ def grouped(groups: Any) -> Order:
     return Order(f"grouped({sizes.size} groups)", plan, f"grouped({jit.fingerprint(inverse)})")
 
 
-def bucketed(lengths: Any, batch_size: int, window: int = 100) -> Order:
+def bucketed(lengths: Any, batch_size: int | None = None, window: int = 100) -> Order:
     """Bring rows of about one length together: shuffle, sort within windows, shuffle the batches.
 
     lengths : the length of each row, in any unit.
-    batch_size : rows in a batch over all ranks; they are cut from sorted windows and shuffled over the epoch.
+    batch_size : rows in a batch over all ranks; they are cut from sorted windows and shuffled over the epoch. Left out, a
+        Loader lays the order out for its own batches: those of its `batch_size`, or of `max_tokens`, where a window is
+        sorted longest first and cut as the loader will cut it, and what fills no batch goes on into the next window.
+        Without a loader, batches of 64.
     window : batches sorted together; more of them waste less padding and mix less.
 
-    The rows that do not fill a batch are drawn at random and come last. A table of 4 bytes a row per epoch, O(n log n).
-    Raises ValueError for lengths that are negative or NaN, or not one a row.
+    The rows that do not fill a batch come last: drawn at random, with `max_tokens` those that were left. A table of 4
+    bytes a row per epoch, O(n log n). Raises ValueError for lengths that are negative or NaN, or not one a row.
 
     >>> positions = bucketed([9, 1, 8, 2], batch_size=2).plan(4, 0, 0)
     >>> rows = np.empty(4, np.int64)
@@ -249,19 +252,58 @@ def bucketed(lengths: Any, batch_size: int, window: int = 100) -> Order:
     wrong = ~(array >= 0)
     if wrong.any():
         raise ValueError(f"bucketed takes lengths of at least 0, got {array[wrong][0]} at row {int(wrong.argmax())}")
-    batch, window = whole(batch_size, "bucketed(batch_size=)"), whole(window, "bucketed(window=)")
+    window = whole(window, "bucketed(window=)")
+    given = None if batch_size is None else whole(batch_size, "bucketed(batch_size=)")
+    same = jit.fingerprint(array)
 
-    def plan(count: int, seed: int, epoch: int) -> Positions:
-        same_length("bucketed", array.size, count)
-        key = epoch_key(seed, epoch)
-        table = permutation(count, key)
-        full = count // batch
-        cut = full * batch
-        for part, size in ((table[:cut], min(batch * window, count + 1)), (table[cut:], batch)):
-            part[:] = part[np.lexsort((array[part], np.arange(part.size) // size))]
-        mixed = permutation(full, int(rng.i64(rng.subkey(key, 1))))
-        table[:cut] = table[:cut].reshape(full, batch)[mixed].reshape(-1)
-        return Positions(table_rows, count, (table,))
+    def laid(rows: int, world: int, tokens: int, sized: Any = None) -> Order:
+        def plan(count: int, seed: int, epoch: int) -> Positions:
+            same_length("bucketed", array.size, count)
+            key = epoch_key(seed, epoch)
+            table = permutation(count, key)
+            mix = int(rng.i64(rng.subkey(key, 1)))
+            if tokens:
+                return Positions(table_rows, count, (_by_tokens(array, table, window, tokens, rows, world, mix),))
+            batch = rows * world
+            full = count // batch
+            cut = full * batch
+            for part, size in ((table[:cut], min(batch * window, count + 1)), (table[cut:], batch)):
+                part[:] = part[np.lexsort((array[part], np.arange(part.size) // size))]
+            table[:cut] = table[:cut].reshape(full, batch)[permutation(full, mix)].reshape(-1)
+            return Positions(table_rows, count, (table,))
 
-    name = f"bucketed(batch_size={batch}, window={window})"
-    return Order(name, plan, f"{name[:-1]}, {jit.fingerprint(array)})")
+        told = f"batch_size={rows * world}, " if rows and sized is None else ""
+        told += f"max_tokens={tokens}, " if tokens else ""
+        token = f"bucketed({'' if given is None else f'batch_size={given}, '}window={window}, {same})"
+        return Order(f"bucketed({told}window={window})", plan, token, sized)
+
+    return laid(64, 1, 0, laid) if given is None else laid(given, 1, 0)
+
+
+def _by_tokens(
+    lengths: np.ndarray, table: np.ndarray, window: int, tokens: int, most: int, world: int, key: int
+) -> np.ndarray:
+    """Cut shuffled rows into batches of at most `tokens` (and `most` rows) of each of `world` ranks, longest first in
+    each, and shuffle those.
+
+    Longest first, a batch that takes no further row takes none of any length: so the greedy cuts of a loader fall where
+    these do, in whatever order batches come.
+    """
+    mean = max(float(lengths.mean()), 1.0) if table.size else 1.0
+    room = max(1, min(int(tokens / mean), most or table.size)) * world * window
+    batches, left, low = [], table[:0], 0
+    while low < table.size:
+        rows = np.concatenate([left, table[low : low + room]])
+        rows = rows[np.argsort(-lengths[rows].astype(np.float64), kind="stable")]
+        low += room
+        at = 0
+        while at < rows.size:
+            size = max(1, int(tokens / max(float(lengths[rows[at]]), 1.0)))
+            size = min(size, most or size) * world
+            if at + size > rows.size:
+                break
+            batches.append(rows[at : at + size])
+            at += size
+        left = rows[at:]
+    mixed = permutation(len(batches), key)
+    return np.concatenate([*(batches[k] for k in mixed), left])

@@ -8,24 +8,30 @@ A format is a module with `SUFFIXES`, `sniff(head, path)` and `fields(map)`, and
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import functools
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from collections.abc import Mapping as _Mapping
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from jitloader.errors import DataError
 
-from . import arrow, cifar, hdf5, idx, npy, npz, raw, safetensors
+from . import arrow, cifar, download, hdf5, huggingface, idx, npy, npz, parquet, raw, remote, safetensors
+from .folder import as_listed
 from .folder import blocks as blocks
 from .folder import create_fields as create_fields
 from .folder import open_folder as open_folder
 from .folder import save_fields as save_fields
+from .folder import target_path as target_path
 from .folder import tidy as tidy
 from .mapped import Array, Fields, listing, map_file, pick
+from .mapped import Column as Column
 from .mapped import Location as Location
 from .mapped import Map as Map
 from .mapped import Mapping as Mapping
@@ -34,18 +40,21 @@ from .mapped import Watch as Watch
 from .mapped import full_path as full_path
 from .mapped import locate as locate
 from .mapped import mapping as mapping
+from .mapped import need as need
 from .mapped import reopen as reopen
 from .mapped import watch as watch
+from .unpacked import Unpack as Unpack
 
 # Asked by content in this order, then by suffix; cifar last, its content has no mark.
-FORMATS: tuple[ModuleType, ...] = (npy, npz, hdf5, arrow, safetensors, idx, cifar)
+FORMATS: tuple[ModuleType, ...] = (npy, npz, hdf5, arrow, parquet, safetensors, idx, cifar)
+_UNPACKED = (npz, parquet)  # these may have to be decoded into a folder first
 
 _FOREIGN = {
     b"\x1f\x8b": "gzip: a compressed file cannot be mapped; gunzip it first",
     b"BZh": "bzip2: a compressed file cannot be mapped; bunzip2 it first",
     b"\xfd7zXZ\0": "xz: a compressed file cannot be mapped; unxz it first",
     b"\x28\xb5\x2f\xfd": "zstd: a compressed file cannot be mapped; unzstd it first",
-    b"PAR1": "Parquet, always encoded, cannot be mapped; write it as Feather, one batch, compression='uncompressed'",
+    b"PARE": "Parquet with an encrypted footer, never decrypted; write it plain",
     b"FEA1": "Feather version 1; write it again with pyarrow.feather.write_feather(..., compression='uncompressed')",
     b"\x80\x02": "a pickle, never loaded; save its arrays with np.save",
     b"\x80\x03": "a pickle, never loaded; save its arrays with np.save",
@@ -56,8 +65,8 @@ _FOREIGN = {
 
 def open_array(
     path: Path, *, dtype: npt.DTypeLike | None = None, shape: tuple[int, ...] | None = None, offset: int = 0
-) -> Array:
-    """Map a file that holds one array; with `dtype`, a raw one: the rows of `shape` after `offset` bytes.
+) -> Array | Column:
+    """Map a file that holds one array, at a path or a URL; with `dtype`, a raw one: the rows of `shape` after `offset` bytes.
 
     A raw file of n rows gives (n, *shape), `shape` being that of one row, () if left out.
 
@@ -70,6 +79,9 @@ def open_array(
     ...     open_array(folder + "/tokens.bin", dtype="uint16", shape=(3,)).tolist()
     [[0, 1, 2], [3, 4, 5]]
     """
+    if remote.scheme(path):
+        with _near(path, None, True) as near:
+            return open_array(near, dtype=dtype, shape=shape, offset=offset)
     if dtype is not None:
         return raw.open_raw(path, dtype, shape, offset)
     if shape is not None or offset:
@@ -86,12 +98,23 @@ def open_array(
     return next(iter(found.values()))()
 
 
-def open_fields(path: Path, *more: Path, fields: Collection[str] | None = None) -> dict[str, Array]:
+def open_fields(
+    path: Path,
+    *more: Path,
+    fields: Collection[str] | None = None,
+    unpack: Unpack = None,
+    options: _Mapping[str, Any] | None = None,
+    progress: bool = True,
+) -> dict[str, Array | Column]:
     """Map the named arrays of a folder of .npy or of a file; of several files together, the pair of an IDX, say.
 
-    Names are those inside the file (.npz, .safetensors, .h5, .arrow), `image` and `label` for IDX and CIFAR-10
+    Also a folder that Hugging Face `datasets` saved. What lies in several arrays, or in lists of free length, is a
+    `Column`. Names are those inside the file (.npz, .safetensors, .h5, .arrow), `image` and `label` for IDX and CIFAR-10
     (`image`, `coarse` and `fine` for CIFAR-100), else the file's name without its suffix. `fields` keeps these alone,
-    so that others that cannot be mapped do no harm.
+    so that others that cannot be mapped do no harm. What a URL holds is downloaded first, with `options` of fsspec.
+
+    Parquet, and with `unpack=True` the compressed members of .npz, are decoded once into a folder of .npy in the cache
+    folder, or into the folder that `unpack` names; a file that has not changed since is not decoded again.
 
     Raises as `open_array`; ImportError, with the extra to install, where a format needs a package that is missing.
 
@@ -101,34 +124,111 @@ def open_fields(path: Path, *more: Path, fields: Collection[str] | None = None) 
     ...     {name: a.shape for name, a in open_fields(folder + "/data.npz").items()}
     {'x': (3, 3), 'y': (3,)}
     """
-    if not more and os.path.isdir(full_path(path)):
-        return open_folder(path, fields)[0]
+    return open_with_meta(path, *more, fields=fields, unpack=unpack, options=options, progress=progress)[0]
+
+
+def open_with_meta(
+    path: Path,
+    *more: Path,
+    fields: Collection[str] | None = None,
+    unpack: Unpack = None,
+    options: _Mapping[str, Any] | None = None,
+    progress: bool = True,
+) -> tuple[dict[str, Array | Column], dict[str, Any]]:
+    """Map as `open_fields`, and give the meta that was saved with a folder ({} for what is none)."""
+    if not more and remote.scheme(path):
+        try:
+            with _near(path, options, progress) as near:
+                return open_with_meta(near, fields=fields, unpack=unpack)
+        except IsADirectoryError:
+            return _far_folder(os.fsdecode(path), fields, options, progress)
+        except FileNotFoundError as missing:  # http knows no folders: a file in it tells
+            try:
+                return _far_folder(os.fsdecode(path), fields, options, progress)
+            except OSError:
+                raise missing from None
+    if not more and os.path.isdir(full_path(path)) and not huggingface.sniff(path):
+        arrays, meta = open_folder(path, fields)
+        return {**arrays}, meta
+    if more and unpack is not None and not isinstance(unpack, bool):
+        raise ValueError(f"unpack={os.fsdecode(unpack)!r} is for one file; give unpack=True for several")
     found: Fields = {}
     for one in (path, *more):
-        for name, get in _fields(one).items():
-            if name in found:
-                raise DataError(f"{full_path(one)}: field {name!r} again; each name once expected")
-            found[name] = get
-    return pick(found, fields, full_path(path))
+        with _near(one, options, progress) as near:
+            for name, get in _fields(near, unpack, fields).items():
+                if name in found:
+                    raise DataError(f"{full_path(near)}: field {name!r} again; each name once expected")
+                found[name] = get
+    return pick(found, fields, full_path(path)), {}
 
 
-def _fields(path: Path) -> Fields:
+@contextlib.contextmanager
+def _near(path: Path, options: _Mapping[str, Any] | None, progress: bool) -> Iterator[Path]:
+    """Give a path as it is, and for a URL that of a local copy, whose errors then name the URL."""
+    if not remote.scheme(path):
+        yield path
+        return
+    url = os.fsdecode(path)
+    near = remote.local_path(url)
+    if near is not None:
+        yield near
+        return
+    near = download.fetch(url, options, progress)
+    try:
+        yield near
+    except DataError as error:
+        raise DataError(str(error).replace(near, remote.shown(url))) from None
+
+
+def _far_folder(
+    url: str, fields: Collection[str] | None, options: _Mapping[str, Any] | None, progress: bool
+) -> tuple[dict[str, Array | Column], dict[str, Any]]:
+    """Map the local copies of a folder's files, compared with its manifest where there is one."""
+    paths, manifest = download.fetch_folder(url, fields, options, progress)
+    found: Fields = {}
+    for name, near in paths.items():
+        where = f"{remote.shown(url).rstrip('/')}/{name}.npy"
+        if manifest is None:
+            found[name] = functools.partial(open_array, near)
+        else:
+            entry = manifest["fields"][name]
+            found[name] = functools.partial(
+                lambda near, entry, where: as_listed(_plain(near), entry, where), near, entry, where
+            )
+    if not found and fields is None:
+        raise DataError(f"{remote.shown(url)}: a folder without .npy files: at least one expected, none found")
+    return pick(found, fields, remote.shown(url)), {} if manifest is None else manifest["meta"]
+
+
+def _plain(path: Path) -> Array:
+    """Map a .npy of a folder that was saved."""
+    mapped = map_file(path)
+    return npy.read(mapped, 0, len(mapped), mapped.path)
+
+
+def _fields(path: Path, unpack: Unpack = None, wanted: Collection[str] | None = None) -> Fields:
     """Find a file's format, by content first and name second, and what it holds."""
     path = full_path(path)
     if os.path.isdir(path):
+        if huggingface.sniff(path):
+            return huggingface.fields(path)
         arrays, _ = open_folder(path)
         return {name: functools.partial(np.asarray, array) for name, array in arrays.items()}
     mapped = map_file(path)
     head = mapped[:65536]
+
+    def read(form: ModuleType) -> Fields:
+        return form.fields(mapped, unpack, wanted) if form in _UNPACKED else form.fields(mapped)  # type: ignore[no-any-return]
+
     for form in FORMATS:
         if form.sniff(head, path):
-            return form.fields(mapped)  # type: ignore[no-any-return]
+            return read(form)
     for magic, message in _FOREIGN.items():
         if head.startswith(magic):
             raise DataError(f"{path}: {message}")
     for form in FORMATS:
         if form.SUFFIXES and path.endswith(form.SUFFIXES):
-            return form.fields(mapped)  # type: ignore[no-any-return]
+            return read(form)
     raise DataError(
         f"{path}: a known format expected, {head[:8]!r} found ({len(mapped)} bytes); for a raw file give dtype"
     )

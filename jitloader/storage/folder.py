@@ -38,6 +38,7 @@ from jitloader.errors import DataError
 from . import npy
 from .dtypes import BITS, extra_dtype, extra_name
 from .mapped import Array, DType, Fields, Map, Path, Stamp, check_dtype, check_shape, full_path, map_file, mapping, pick
+from .remote import scheme, shown
 
 MANIFEST = "manifest.json"
 VERSION = 1
@@ -56,14 +57,14 @@ def open_folder(path: Path, fields: Collection[str] | None = None) -> tuple[dict
     """
     path = full_path(path)
     for _ in range(_TRIES):
-        manifest = _read_manifest(path)
+        manifest = read_manifest(path)
         try:
             found = pick(_plain(path) if manifest is None else _listed(path, manifest), fields, path)
         except (OSError, DataError):
-            if _token(_read_manifest(path)) == _token(manifest):
+            if _token(read_manifest(path)) == _token(manifest):
                 raise
             continue
-        if _token(_read_manifest(path)) == _token(manifest):
+        if _token(read_manifest(path)) == _token(manifest):
             return found, {} if manifest is None else manifest["meta"]
     raise DataError(f"{path}: saved anew {_TRIES} times while it was opened; a folder at rest expected")
 
@@ -86,13 +87,20 @@ def save_fields(folder: Path, fields: Mapping[str, Array], meta: Mapping[str, An
     ...     {name: (a.dtype.name, a.shape) for name, a in fields.items()}, meta
     ({'x': ('float64', (2, 2)), 'y': ('int64', (2,))}, {'classes': ['cat', 'dog']})
     """
-    path = full_path(folder)
+    path = target_path(folder)
     fields = {name: np.asanyarray(array) for name, array in fields.items()}
     specs = {name: _spec(name, array.dtype, array.shape) for name, array in fields.items()}
     json.dumps(dict(meta or {}))  # a meta that JSON cannot hold is known before anything is written
     with _writing(path, specs, meta or {}) as stage:
         for name, array in fields.items():
             _write(os.path.join(stage, name + ".npy"), specs[name], array)
+
+
+def target_path(folder: Path) -> str:
+    """Give the full path of a folder to write to, which is no URL."""
+    if scheme(folder):
+        raise ValueError(f"{shown(os.fsdecode(folder))}: a local folder expected; write there, and copy it")
+    return full_path(folder)
 
 
 @contextlib.contextmanager
@@ -116,7 +124,7 @@ def create_fields(
     ...     open_folder(folder)[0]["x"].tolist()
     [1.0, 2.0, 3.0]
     """
-    path, kept = full_path(folder), kept or {}
+    path, kept = target_path(folder), kept or {}
     checked = {name: _spec(name, np.dtype(dtype), shape) for name, (dtype, shape) in specs.items()}
     staying = {name: _spec(name, array.dtype, array.shape) for name, array in kept.items()}
     meta = {} if meta is None else meta
@@ -166,7 +174,7 @@ def _link(old: str, new: str, array: Array) -> bool:
 def _spec(name: str, dtype: DType, shape: tuple[int, ...]) -> tuple[DType, tuple[int, ...]]:
     """Check one field before anything is written."""
     where = f"field {name!r}"
-    if not _is_file_name(name):
+    if not is_file_name(name):
         raise DataError(f"{where}: not a file name: letters, digits and _ expected")
     if dtype.type.__module__.partition(".")[0] not in ("numpy", "builtins") and extra_name(dtype) is None:
         raise DataError(f"{where}: dtype {dtype} has no form in a .npy; a NumPy dtype or {', '.join(BITS)} expected")
@@ -226,8 +234,8 @@ def _create(path: str, size: int) -> Any:
 def _writing(path: str, specs: Mapping[str, tuple[DType, tuple[int, ...]]], meta: Mapping[str, Any]) -> Iterator[str]:
     """The protocol round the writing of files into the stage, which is handed out."""
     _make_folder(path)
-    with _locked(path):
-        old = _read_manifest(path, foreign=False)
+    with locked(path):
+        old = read_manifest(path, foreign=False)
         _sweep(path, old)
         token = os.urandom(8).hex()
         stage = os.path.join(path, _STAGE + token)
@@ -247,15 +255,15 @@ def _writing(path: str, specs: Mapping[str, tuple[DType, tuple[int, ...]]], meta
                 json.dump(manifest, file, indent=1)
                 file.flush()
                 os.fsync(file.fileno())
-            _sync(stage)
-            _sync(path)
+            sync(stage)
+            sync(path)
             os.replace(draft, os.path.join(path, MANIFEST))
         except BaseException:
             # Ctrl-C may come right after the rename: then the stage is the new version.
-            if _token(_read_manifest(path)) != token:
+            if _token(read_manifest(path)) != token:
                 shutil.rmtree(stage, ignore_errors=True)
             raise
-        _sync(path)
+        sync(path)
         # The new version stands. What hinders the moves (files open on Windows, say) is left to the next writer.
         with contextlib.suppress(OSError):
             _finish(path, manifest)
@@ -267,8 +275,8 @@ def tidy(folder: Path) -> None:
     path = full_path(folder)
     with contextlib.suppress(OSError):
         if any(name.startswith(_STAGE) for name in os.listdir(path)):
-            with _locked(path):
-                _sweep(path, _read_manifest(path, foreign=False))
+            with locked(path):
+                _sweep(path, read_manifest(path, foreign=False))
 
 
 def _sweep(path: str, manifest: Mapping[str, Any] | None) -> None:
@@ -291,13 +299,13 @@ def _finish(path: str, manifest: Mapping[str, Any]) -> None:
     for name in manifest["gone"]:
         with contextlib.suppress(FileNotFoundError):
             os.remove(os.path.join(path, name + ".npy"))
-    _sync(path)
-    _sync(stage)
+    sync(path)
+    sync(stage)
     shutil.rmtree(stage, ignore_errors=True)
-    _sync(path)
+    sync(path)
 
 
-def _read_manifest(path: str, foreign: bool = True) -> dict[str, Any] | None:
+def read_manifest(path: str, foreign: bool = True) -> dict[str, Any] | None:
     """The manifest of a folder, checked; None without one, and where it is another program's (`foreign`)."""
     file = os.path.join(path, MANIFEST)
     try:
@@ -326,14 +334,14 @@ def _read_manifest(path: str, foreign: bool = True) -> dict[str, Any] | None:
         and isinstance(fields, dict)
         and isinstance(gone, list)
         and isinstance(meta, dict)
-        and all(_is_file_name(name) for name in [*fields, *gone])
+        and all(is_file_name(name) for name in [*fields, *gone])
         and all(isinstance(entry, dict) and entry.keys() >= {"dtype", "shape"} for entry in fields.values())
     ):
         raise DataError(f"{file}: a broken manifest: token, fields, gone and meta expected, {raw!r:.60} found")
     return found
 
 
-def _is_file_name(name: Any) -> bool:
+def is_file_name(name: Any) -> bool:
     """Whether a field can be a file in any file system, and stays inside its folder."""
     return (
         isinstance(name, str)
@@ -365,11 +373,17 @@ def _listed(path: str, manifest: Mapping[str, Any]) -> Fields:
 
 
 def _field(path: str, token: str, name: str, entry: Mapping[str, Any]) -> Array:
-    where, dtype = os.path.join(path, name + ".npy"), entry["dtype"]
+    where = os.path.join(path, name + ".npy")
     try:
         array = _open_npy(os.path.join(path, _STAGE + token, name + ".npy"))
     except (FileNotFoundError, NotADirectoryError):
         array = _open_npy(where)
+    return as_listed(array, entry, where)
+
+
+def as_listed(array: Array, entry: Mapping[str, Any], where: str) -> Array:
+    """Give a field as its manifest's entry says that it is, or raise DataError."""
+    dtype = entry["dtype"]
     extra = isinstance(dtype, str) and dtype in BITS
     if list(array.shape) != entry["shape"] or _named(array.dtype) != (_named(BITS[dtype]) if extra else dtype):
         raise DataError(
@@ -396,10 +410,10 @@ def _make_folder(path: str) -> None:
             os.mkdir(folder)
         if not os.path.isdir(folder):
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), folder)
-        _sync(os.path.dirname(folder))
+        sync(os.path.dirname(folder))
 
 
-def _sync(path: str) -> None:
+def sync(path: str) -> None:
     """Put a folder's names on disk, where the system can."""
     if sys.platform != "win32":
         descriptor = os.open(path, os.O_RDONLY)
@@ -410,8 +424,8 @@ def _sync(path: str) -> None:
 
 
 @contextlib.contextmanager
-def _locked(path: str) -> Iterator[None]:
-    """Be the folder's only writer; the system frees the lock of a process that dies."""
+def locked(path: str) -> Iterator[int]:
+    """Be the folder's only writer; the system frees the lock of a process that dies. Gives the descriptor that holds it."""
     if sys.platform == "win32":
         import msvcrt
 
@@ -431,7 +445,7 @@ def _locked(path: str) -> Iterator[None]:
                 raise
             raise BlockingIOError(errno.EAGAIN, "another writer is saving to this folder", path) from None
         try:
-            yield
+            yield descriptor
         finally:
             # A child forked meanwhile holds the descriptor too: closing alone would leave the folder locked.
             if sys.platform == "win32":

@@ -22,7 +22,7 @@ Array: TypeAlias = npt.NDArray[Any]
 DType: TypeAlias = np.dtype[Any]
 Path: TypeAlias = "str | bytes | os.PathLike[str] | os.PathLike[bytes]"
 # What a format finds in a file: a name and how to get its array. One bad field must not spoil the others.
-Fields: TypeAlias = "dict[str, Callable[[], Array]]"
+Fields: TypeAlias = "dict[str, Callable[[], Array | Column]]"
 
 _OPEN = os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0)  # a named pipe would block for ever
 _MAX_AXES = 64
@@ -39,6 +39,18 @@ class Stamp(NamedTuple):
     @classmethod
     def of(cls, found: os.stat_result) -> Stamp:
         return cls(found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
+
+
+class Column(NamedTuple):
+    """A field whose rows lie in several arrays, one after the other.
+
+    With `offsets` row i is the elements offsets[i] to offsets[i + 1] - 1 of them all, and lies in one of them. With
+    `rows` the samples are these rows.
+    """
+
+    arrays: tuple[Array, ...]
+    offsets: Array | None = None
+    rows: Array | None = None
 
 
 class Map(mmap.mmap):
@@ -86,7 +98,7 @@ def need(module: str, extra: str, what: str) -> Any:
         raise ImportError(f"{what} needs {module}, which is installed but fails: {error}") from None
 
 
-def pick(found: Fields, names: Collection[str] | None, where: str) -> dict[str, Array]:
+def pick(found: Fields, names: Collection[str] | None, where: str) -> dict[str, Any]:
     """Get the named fields, all without names; DataError says which are there where one is missing."""
     names = list(found) if names is None else names
     for name in names:

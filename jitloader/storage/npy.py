@@ -8,6 +8,7 @@ import os
 import re
 import reprlib
 import struct
+from collections.abc import Callable
 from typing import Any
 
 from numpy.lib.format import descr_to_dtype
@@ -37,8 +38,17 @@ def read(mapped: Map, start: int, stop: int, where: str) -> Array:
 
     Raises DataError for a cut or foreign header, an object dtype, an absurd shape, and too few bytes.
     """
-    head = mapped[start : min(stop, start + 12)]
-    size = stop - start
+    begin, shape, fortran, dtype = layout(lambda n: mapped[start : min(stop, start + n)], stop - start, where)
+    if fortran:
+        flipped: Array = view(mapped, dtype, shape[::-1], start + begin, where, stop).transpose()
+        return flipped
+    return view(mapped, dtype, shape, start + begin, where, stop)
+
+
+def layout(take: Callable[[int], bytes], size: int, where: str) -> tuple[int, tuple[int, ...], bool, DType]:
+    """Where the data of a .npy of `size` bytes begin, their shape, whether they are in Fortran order, and their dtype;
+    `take(n)` gives the first n bytes, or fewer."""
+    head = take(12)
     if not head.startswith(MAGIC):
         raise DataError(f"{where}: not a .npy: {MAGIC!r} expected at its start, {head[:8]!r} found ({size} bytes)")
     if len(head) < 12:
@@ -52,14 +62,10 @@ def read(mapped: Map, start: int, stop: int, where: str) -> Array:
         raise DataError(f"{where}: .npy version {version[0]}.{version[1]} found, 1.0, 2.0 or 3.0 expected")
     if length > MAX_HEADER:
         raise DataError(f"{where}: a header of {length} bytes, at most {MAX_HEADER} expected")
-    begin += start
-    if begin + length > stop:
-        raise DataError(f"{where}: a cut header: {begin + length - start} bytes expected, {size} found")
-    shape, fortran, dtype = _parse(mapped[begin : begin + length], "utf8" if version[0] == 3 else "latin1", where)
-    if fortran:
-        flipped: Array = view(mapped, dtype, shape[::-1], begin + length, where, stop).transpose()
-        return flipped
-    return view(mapped, dtype, shape, begin + length, where, stop)
+    raw = take(begin + length)
+    if begin + length > size or len(raw) != begin + length:
+        raise DataError(f"{where}: a cut header: {begin + length} bytes expected, {size} found")
+    return begin + length, *_parse(raw[begin:], "utf8" if version[0] == 3 else "latin1", where)
 
 
 def header(dtype: DType, shape: tuple[int, ...]) -> bytes:
