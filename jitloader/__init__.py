@@ -89,6 +89,8 @@ from .transitions import episodes as episodes
 from .transitions import transitions as transitions
 from .windows import sequences as sequences
 from .windows import windows as windows
+from .write import convert as convert
+from .write import write as write
 
 prioritized = Prioritized
 ring = Ring

@@ -1,4 +1,4 @@
-"""The command line: `python -m jitloader demo`, `inspect PATH` and `bench PATH`."""
+"""The command line: `python -m jitloader demo`, `inspect PATH`, `bench PATH` and `convert SOURCE FOLDER`."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import numpy as np
 
 import jitloader as jl
 
+from . import storage
 from .tables import size_of, text_table
 
 ROUNDS = 5
@@ -28,7 +29,7 @@ class Failure(Exception):
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and give the exit code: 0, or 2 with one line on stderr."""
     parser = argparse.ArgumentParser("python -m jitloader", description=jl.__doc__)
-    commands = parser.add_subparsers(dest="command", required=True, metavar="demo | inspect | bench")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="demo | inspect | bench | convert")
     demo = commands.add_parser("demo", help="train a digit classifier through the loader, and through plain NumPy")
     demo.add_argument("--epochs", type=positive, default=30, help="epochs to train (default: %(default)s)")
     look = commands.add_parser("inspect", help="show the fields, dtypes, shapes and sizes of a data set")
@@ -37,12 +38,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     rate = commands.add_parser("bench", help="time a shuffled epoch beside np.take and a memcpy of the same bytes")
     rate.add_argument("path", metavar="PATH", help="as for inspect")
     rate.add_argument("--batch-size", type=positive, default=1024, help="rows a batch (default: %(default)s)")
+    copy = commands.add_parser("convert", help="write what a path or URL holds to a folder of .npy files")
+    copy.add_argument("path", metavar="SOURCE", help="as for inspect, or a URL")
+    copy.add_argument("folder", metavar="FOLDER", help="replaced as a whole, at the end; a stopped run goes on")
     given = parser.parse_args(arguments)
     try:
         if given.command == "demo":
             run_demo(given.epochs)
         elif given.command == "inspect":
             inspect(given.path, given.values)
+        elif given.command == "convert":
+            convert(given.path, given.folder)
         else:
             bench(given.path, given.batch_size)
     except Failure as error:
@@ -88,6 +94,20 @@ def inspect(path: str, values: bool = False) -> None:
 
 
 # ---------------------------------------------------------------------------------------------------------------------
+# convert
+
+
+def convert(path: str, folder: str) -> None:
+    """Write a data set to a folder, and show what it is there."""
+    data = opened(path)
+    try:
+        jl.convert(data, folder)
+    except (OSError, ValueError, TypeError) as error:
+        raise Failure(" ".join(str(error).split())) from None
+    inspect(folder)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
 # bench
 
 
@@ -104,7 +124,7 @@ def bench(path: str, batch_size: int) -> None:
     loader = jl.Loader(data, batch_size, shuffle=True)
     ways: dict[str, Callable[[], None]] = {"jitloader": lambda: drain(loader)}
     arrays = [samples.parts[0].array for samples in data.sources.values() if len(samples.parts) == 1]
-    if len(arrays) == len(data.fields):
+    if len(arrays) == len(data.fields) and not any(map(storage.is_chunked, arrays)):
         ways["np.take(out=, mode='clip')"] = numpy_epoch([a[:rows] for a in arrays], batch_size)
     ways["memcpy, one thread"] = copy_epoch(rows * row, batch_size * row)
     print(f"{path}: {rows:,} of {count:,} rows, {row:,} bytes each, in batches of {batch_size:,}")

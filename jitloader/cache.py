@@ -199,7 +199,7 @@ def _array(field: str, array: np.ndarray) -> Any:
     kind = (array.dtype.str, array.shape)
     if place is not None:
         with contextlib.suppress(OSError):
-            return (*kind, place.path, place.size, os.stat(place.path).st_mtime_ns, place.offset, place.strides)
+            return (*kind, place.path, place.size, os.stat(place.path).st_mtime_ns, place.offset, place.strides, *([] if place.dataset is None else [place.dataset]))
     if array.nbytes > HASHED:
         raise PipelineError(
             f"cache: field {field!r} is {array.nbytes / 1e9:.1f} GB in memory, more than the {HASHED / 1e9:.1f} GB that are "

@@ -14,6 +14,7 @@ from .orders.base import Order, table_rows
 from .python import ROWS
 from .rng import epoch_key
 
+OTHER = 0x7F  # in every byte that a kernel is to write over: a large number of every dtype
 MOST, LEAST = 64, 8  # rows that are checked where their number is left open
 ELEMENTS = 1 << 20  # of them in all: plain Python takes 0.3 to 3 us for each
 
@@ -93,12 +94,14 @@ def check(data: Dataset, rows: np.ndarray, seed: int, epoch: int, batch: int) ->
         if failed is None:
             # Only now: a row that reads beyond its bounds in plain Python must not be run compiled.
             compiled = compiled or data._compiled(lambda: compose.Worker(program, key))
-            given, failed = compose.collect(program, compiled, i, 1, 1)
+            compiled.blank(OTHER)
+            given, failed = compose.collect(program, compiled, i, 1, 1, OTHER)
         if failed is not None:
             raise data.failed(failed, seed, epoch)
         for output, one, other in zip(program.outputs, wanted, given, strict=True):
             if output.name in found and (most := apart(one, other)) is not None:
                 found[output.name].append((row, most))
+                _refuse_unwritten(data, program, compiled, i, output.name, row)
     if data.applies:
         for low in range(0, len(rows), batch):
             data.gather(rows[low : low + batch], seed=seed, epoch=epoch)
@@ -108,11 +111,25 @@ def check(data: Dataset, rows: np.ndarray, seed: int, epoch: int, batch: int) ->
     return Check(rows, stages, tuple(differences))
 
 
+def _refuse_unwritten(data: Dataset, program: compose.Program, compiled: Any, i: int, field: str, row: int) -> None:
+    """Refuse a row whose values are what lay in memory before."""
+    made = []
+    for byte in (0, OTHER):
+        compiled.blank(byte)
+        made.append(compose.collect(program, compiled, i, 1, 1, byte)[0])
+    at = [o.name for o in program.outputs].index(field)
+    if apart(made[0][at], made[1][at]) is not None:
+        steps = [step.stage for step in data.steps if field in step.outputs and step.stage.user]
+        told = ", ".join(f"{stage.name!r} [{stage.where}]" for stage in steps) or "a stage"
+        raise PipelineError(f"field {field!r}, row {row}: {told} leaves elements of its target unwritten")
+
+
 def _strictly(
     data: Dataset, program: compose.Program, plain: compose.Worker, i: int, row: int, epoch: int
 ) -> tuple[list[Any], compose.Failure | None]:
     """Run one row in plain Python, and refuse a division by zero in the user's own code, of floats too."""
     plain.call.divide = "raise"
+    plain.blank(0)
     try:
         return compose.collect(program, plain, i, 1, 1)
     except FloatingPointError as error:

@@ -110,7 +110,7 @@ def cut(plan: Any, start: int, rows: int, wrap: bool, tokens: int, most: int | N
             place += piece
         lengths = np.concatenate([spans.lengths[name][0] for name, _ in kinds])
         ends = np.empty(count // world + 1, np.int64)
-        found = kernel(lengths, count, world, multiples, tokens, most or MANY, longest, ends)
+        found = kernel(lengths, count, world, multiples, min(tokens, MANY), min(most or MANY, MANY), longest, ends)
         if found < 0:
             here = lengths.reshape(len(kinds), count)[:, -1 - found : -1 - found + world].max(0)
             raise TooLong((begin - 1 - found + int(here.argmax())) % length, int(here.max()))

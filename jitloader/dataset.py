@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from . import batches, blame, compose, frames, jit, passes, pickling, python, rng, storage
+from . import batches, blame, compose, frames, jit, kept, passes, pickling, python, rng, storage
+from .bars import bar
 from .compose import decoded
 from .errors import PipelineError
 from .orders import Order, Positions, shuffled
@@ -33,10 +34,12 @@ SELECT = 1  # the salt under which split draws
 
 
 class Dataset:
-    """Named fields over one row axis: arrays, paths of `.npy` files, or access patterns, by reference.
+    """Named fields over one row axis: arrays, paths of files of one array, or access patterns, by reference.
 
+    Arrays are NumPy's or any with `__array_interface__` or DLPack: torch, JAX. A frame given alone (pandas, polars, an
+    Arrow table, a `datasets.Dataset`, a structured array) is a field a column.
     Immutable: every method gives a new data set that shares the arrays. Nothing is read or copied when it is made.
-    Raises ValueError where fields differ in length or have no rows, TypeError for Python objects, OSError or DataError
+    Raises ValueError where fields differ in length or are 0-d, TypeError for Python objects, OSError or DataError
     for a file that is missing or not what it says.
 
     >>> import numpy as np, jitloader as jl
@@ -585,9 +588,9 @@ class Dataset:
         row numbers come out last.
         """
         rows = python.ROWS if self._python or number else ""
-        kinds = (order, base, rows, *(jit.typeof(p) for p in order_params))
+        kinds = (base, rows)
         if kinds in self._programs:
-            return self._programs[kinds]._replace(order=tuple(order_params))
+            return self._programs[kinds].ordered(order, order_params)
         made = compose.compose(self._sources, self._steps, self._fields, order, order_params, len(self), rows, base)
         if not any(step.stage.user for step in self._steps):  # what a user's function refers to may change
             self._programs[kinds] = made
@@ -598,7 +601,8 @@ class Dataset:
 
         One pass over the rows after their stages. Sums are kept in float64 and shifted, so that a column of one value
         has exactly that mean and a std of exactly 0. Images (H, W, C) give one number for each channel, as `normalize`
-        takes them; scalars give a 0-d array.
+        takes them; scalars give a 0-d array. Of a folder that was saved they are noted in its manifest, and read there
+        the next time, while its file is unchanged.
 
         >>> import numpy as np, jitloader as jl
         >>> jl.Dataset(x=np.array([[5.0, 1.0], [5.0, 3.0]])).statistics("x").std
@@ -612,11 +616,28 @@ class Dataset:
         if not len(self):
             raise ValueError("statistics takes at least one row: the data has none")
         self.verify()
+        whole = self._whole_file(field)
+        if whole is not None and (known := passes.statistics_from(storage.recall(whole, "statistics"))) is not None:
+            return known
         data = self.keep(field)
         if spec != self.spec[field] or spec.dtype.kind == "b":
             data = data.map(field, cast("uint8" if spec.dtype.kind == "b" else spec.dtype))
         program = data.program(compose.only_row, ())
-        return data._swept(lambda: passes.statistics(program, len(data), epoch_key(0, 0)))
+        found: Statistics = data._swept(lambda: passes.statistics(program, len(data), epoch_key(0, 0)))
+        if whole is not None:
+            arrays = {name: value.tolist() for name, value in found._asdict().items() if name != "count"}
+            storage.remember(whole, "statistics", {**arrays, "count": found.count})
+        return found
+
+    def _whole_file(self, field: str) -> np.ndarray | None:
+        """Give the array of a field that is as it lies in one file, with all rows and no stage."""
+        samples = self._sources.get(field)
+        if samples is None or any(field in step.outputs for step in self._steps) or samples.locate is not None:
+            return None
+        part, rows = samples.parts[0], samples.rows
+        if len(samples.parts) > 1 or rows.table is not None or rows != Rows(part.count):
+            return None
+        return part.array if samples.shape == part.array.shape[1:] else None
 
     def describe(self) -> Description:
         """Give the numbers of every field over all rows, as a table of text or, in notebooks, HTML; `described[name]` is a
@@ -640,21 +661,64 @@ class Dataset:
         found = self._swept(lambda: describe(program, len(self), epoch_key(0, 0)))
         return Description(dict(zip(self._fields, found, strict=True)), self.spec, len(self))
 
-    def save(self, path: str | os.PathLike[str]) -> None:
+    def save(self, path: str | os.PathLike[str], *, progress: bool = True) -> None:
         """Write the rows, through their stages (random ones with the draws of seed 0, epoch 0), to a folder: a `.npy` a
-        field and a manifest, whole or not at all. `jl.open(path)` reads it. A folder of fields that is there already is replaced."""
+        field and a manifest, whole or not at all. `jl.open(path)` reads it. A folder of fields that is there already is
+        replaced.
+
+        Ragged rows are kept as `name.npy`, all values, and `name.offsets.npy`; windows without a stage as the series they
+        are cut from (`name.series.npy`) and a rule in the manifest, where that is smaller. `progress` shows tqdm's bar,
+        where it is installed.
+        """
         self._refuse_python("save")
         self.verify()
-        varied = [name for name, spec in self.spec.items() if spec.ragged]
-        if varied:
-            raise PipelineError(
-                f"save takes fields of one shape; {varied[0]!r} is {self.spec[varied[0]]}: pad it first"
-            )
-        program = self.program(compose.only_row, ())
-        specs = {o.name: (o.spec.dtype, (len(self), *(int(n or 0) for n in o.spec.shape))) for o in program.outputs}
-        with storage.create_fields(path, specs) as arrays:
-            targets = [arrays[o.name] for o in program.outputs]
-            self._swept(lambda: passes.store(program, len(self), epoch_key(0, 0), targets))
+        made = {name for step in self._steps for name in step.outputs}
+        by_rule = kept.by_rules({name: self._sources[name] for name in self._fields if name not in made})
+        left = [name for name in self._fields if name not in by_rule.rules]
+        count, key, specs, rules = len(self), epoch_key(0, 0), {}, dict(by_rule.rules)
+        program = self.keep(*left).program(compose.only_row, ()) if left else None
+        outputs = program.outputs if program is not None else ()
+        for output in outputs:
+            if output.form != "fixed" and (output.form != "ragged" or None in output.spec.shape[1:]):
+                raise PipelineError(
+                    f"save takes fields of one shape, or ragged; {output.name!r} is {output.spec}, padded in each batch: "
+                    "pad it first by pad_rows(length)"
+                )
+        varied: dict[int, np.ndarray] = {}
+        if program is not None and program.measure is not None:
+            varied = self._swept(lambda: passes.lengths(program, count, key))
+        for k, output in enumerate(outputs):
+            rows = int(varied[k].sum()) if k in varied else count
+            rest = output.spec.shape[1:] if k in varied else output.spec.shape
+            specs[output.name] = output.spec.dtype, (rows, *(int(n or 0) for n in rest))
+            if k in varied:
+                rules[output.name] = kept.ragged_rule(output.name)
+                specs[output.name + kept.OFFSETS] = np.dtype(np.int64), (count + 1,)
+        series = {name: Dataset({name: base}) for name, base in by_rule.series.items()}
+        for name, base in by_rule.series.items():
+            specs[name] = base.spec.dtype, (len(series[name]), *(int(n or 0) for n in base.shape))
+        specs.update({name: (table.dtype, table.shape) for name, table in by_rule.tables.items()})
+        kept.check_names(self._fields, rules)
+        meta = {kept.RULES: rules, kept.ORDER: [*self._fields]} if rules else None
+        steps = (count if left else 0) + sum(map(len, series.values()))
+        with (
+            storage.create_fields(path, specs, meta) as arrays,
+            bar(f"save {os.path.basename(storage.target_path(path))}", steps, progress) as tell,
+        ):
+            targets: list[Any] = [arrays[output.name] for output in outputs]
+            for k, found in varied.items():
+                offsets = arrays[outputs[k].name + kept.OFFSETS]
+                np.cumsum(found, out=offsets[1:])
+                targets[k] = compose.Ragged(targets[k], offsets)
+            if program is not None:
+                self._store(program, targets, tell)
+            for name, table in by_rule.tables.items():
+                arrays[name][...] = table
+            for name, data in series.items():
+                data._store(data.program(compose.only_row, ()), [arrays[name]], tell)
+
+    def _store(self, program: compose.Program, targets: list[Any], tell: Callable[[int], None]) -> None:
+        self._swept(lambda: passes.store(program, len(self), epoch_key(0, 0), targets, tell))
 
     def cache(self, path: str | os.PathLike[str], *, seed: int | None = None, progress: bool = True) -> Dataset:
         """Keep what the stages so far give in a folder, made once, in parallel: a data set of its `.npy` files, to which
@@ -712,16 +776,20 @@ class Dataset:
 
     def _emptied(self) -> Dataset:
         """Give the data set without its arrays, for a loader that was closed."""
-        gone = {n: s._replace(parts=(), rows=s.rows._replace(table=None)) for n, s in self._sources.items()}
+        gone = {n: s._replace(parts=(), rows=s.rows._replace(table=None), rule=None) for n, s in self._sources.items()}
         new = self._with(gone)
         new._watches = ()
         return new
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Dataset:
         new = object.__new__(Dataset)
+        for samples in self._sources.values():
+            for array in (array for part in samples.parts for array in (part.array, part.flat)):
+                if storage.is_chunked(array):  # of which a part is in memory
+                    memo[id(array)] = array
         for name in ("_fields", "_sources", "_steps", "_python", "_drawn"):
             setattr(new, name, copy.deepcopy(getattr(self, name), memo))
-        new._batch, new._watches, new._programs = self._batch, (), {}  # the copies lie in memory
+        new._batch, new._watches, new._programs = self._batch, _watches(new._sources), {}
         return new
 
     def __reduce__(self) -> Any:
@@ -738,7 +806,7 @@ class Dataset:
             # An array without a file goes as the flat memory that offsets count in: pickling it would change its strides.
             places = [(storage.locate(part.array), part) for part in samples.parts]
             sent = [(at, part._replace(array=None, flat=part.flat if at is None else None)) for at, part in places]  # type: ignore
-            fields[name] = sent, samples._replace(parts=())
+            fields[name] = sent, samples._replace(parts=(), rule=None)
         steps = tuple(step._replace(stage=tuple(step.stage)) for step in self._steps)  # type: ignore[arg-type]
         return _valued, (fields, steps, self._python, self._fields, self._drawn)
 
@@ -769,10 +837,11 @@ def open(
     """Map what lies at a path or a URL to a data set: a folder of `.npy` or of Hugging Face `datasets`, or one file whose
     format names its fields.
 
-    Formats are found by content: `.npy`, stored `.npz`, IDX, CIFAR binary, safetensors, HDF5, Arrow, Parquet. Files are
-    mapped, not read, whatever their size; lists of free length come as `jl.ragged`, a structured array as its columns.
-    `fields` picks some. Parquet, and with `unpack=True` a compressed `.npz`, are decoded once into `.npy` files in the
-    cache folder (or in the folder `unpack`), and found there as long as the file stays the same.
+    Formats are found by content: `.npy`, stored `.npz`, IDX, CIFAR binary, safetensors, HDF5, Arrow, Parquet, folders of
+    Zarr. Files are mapped, not read, whatever their size; lists of free length come as `jl.ragged`, a structured array as
+    its columns. Chunked datasets of HDF5 and Zarr are decoded when their rows are read. `fields` picks some. Parquet, and
+    with `unpack=True` a compressed `.npz`, are decoded once into `.npy` files in the cache folder (or in the folder
+    `unpack`), and found there as long as the file stays the same.
 
     What a URL holds (http, https; s3, gs and what else fsspec knows, with `storage_options` for it) is downloaded in
     parallel ranges to a local cache, which all processes share, and then mapped: once for each version of the file. An
@@ -790,10 +859,15 @@ def open(
     """
     if not isinstance(path, (str, bytes, os.PathLike)):
         raise TypeError(f"open takes a path, got a {type(path).__name__}: give what is in memory to jl.Dataset")
-    found = storage.open_fields(path, *more, fields=fields, unpack=unpack, options=storage_options, progress=progress)
-    alone = next(iter(found.values()))
+    wanted = None if fields is None else [*fields]
+    if wanted == []:
+        raise ValueError("open: fields= names at least one field, got none")
+    found, meta = storage.open_with_meta(
+        path, *more, fields=wanted, unpack=unpack, options=storage_options, progress=progress
+    )
+    alone = next(iter(found.values()), None)
     records_alone = frames.columns(alone) if len(found) == 1 and isinstance(alone, np.ndarray) else None
-    return Dataset(records_alone or found)
+    return Dataset(records_alone or kept.restored(found, meta, wanted))
 
 
 def _open(path: Any, name: str) -> np.ndarray | storage.Column:

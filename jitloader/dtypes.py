@@ -1,8 +1,8 @@
 """Which bits a kernel moves for a dtype, and how bits it cannot compute with become numbers.
 
-Kernels compute with bools, integers of 8 to 64 bits, float32 and float64 in native byte order. All else travels as
-unsigned integers of the same size, or as bytes, bit for bit; float16, bfloat16 and numbers in the other byte order are
-decoded in the loop that first computes with them.
+Kernels compute with bools, integers of 8 to 64 bits, float32 and float64 in native byte order, at any address. All else
+travels as unsigned integers of the same size, or as bytes (items of odd size, or at odd distances), bit for bit; float16,
+bfloat16 and numbers in the other byte order are decoded in the loop that first computes with them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def carry(array: np.ndarray) -> tuple[np.dtype, np.ndarray]:
         view = np.lib.stride_tricks.as_strided(_retype(array, carrier), array.shape, array.strides, writeable=False)
     else:
         carrier, view = np.dtype(np.uint8), _as_bytes(array)
-    if any(s % carrier.itemsize for s in view.strides) or not view.flags.aligned:
+    if any(s % carrier.itemsize for s in view.strides):
         carrier, view = np.dtype(np.uint8), _as_bytes(array)
     return carrier, view
 
@@ -49,10 +49,10 @@ def _as_bytes(array: np.ndarray) -> np.ndarray:
 
 
 class _Memory:
-    """Lends memory at an address through the array interface, keeping its owner alive."""
+    """Lends memory at an address through the array interface, keeping its owner alive: what lies below, as a view's `base`."""
 
     def __init__(self, owner: np.ndarray, address: int, nbytes: int) -> None:
-        self.owner = owner
+        self.base = owner
         self.__array_interface__ = {"version": 3, "shape": (nbytes,), "typestr": "|u1", "data": (address, True)}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import functools
 import os
 import queue
 import threading
@@ -14,13 +15,14 @@ from typing import Any
 
 import numpy as np
 
-from . import compose, jit
+from . import compose, jit, residency
 from .buffers import Pool
 from .dataset import Dataset
 from .live import Live
 from .mixing import Mix
 from .rng import epoch_key
 
+AGAIN = 0.1  # seconds between looks at mapped files in an epoch: one that is cut under its map would end the process
 WIDE = 1 << 20  # bytes of a batch from which a parallel loop pays for its launch, on each of Numba's layers
 
 
@@ -52,7 +54,7 @@ class Unit:
 class Plan:
     """What an epoch's kernel calls share: the program, its order of this epoch, and where this rank's rows are."""
 
-    __slots__ = ("batch_size", "data", "epoch", "first", "key", "length", "order", "places", "program", "seed", "step")
+    __slots__ = ("ahead", "batch_size", "data", "epoch", "first", "key", "length", "order", "places", "program", "seed", "step", "verified")
 
     def __init__(
         self, data: Dataset | Mix | Live, program: Any, order: tuple[Any, ...], seed: int, epoch: int, first: int, step: int,
@@ -62,6 +64,16 @@ class Plan:
         self.key = epoch_key(seed, epoch)
         self.places = list(zip(program.places(), program.outputs, strict=True))
         self.first, self.step, self.length, self.batch_size = first, step, length, batch_size
+        self.verified = time.perf_counter()  # when the files were looked at last
+        self.ahead: residency.Ahead | None = None
+        if program.grounds:
+            reaches = functools.partial(program.reaches, self.key, order)
+            total = max(0, -(-(length - first) // step))
+            self.ahead = residency.Ahead(program.grounds, program.bound, reaches, self._runs, step, total)
+
+    def _runs(self, start: int, rows: int) -> Iterator[tuple[int, int]]:
+        """Give (first position, count) of runs of this rank's rows, from the start again past the end."""
+        return ((first, count) for first, count, _ in self._pieces(start, rows))
 
     def worker(self) -> compose.Worker:
         """Give one thread's calls, with scratch of their own."""
@@ -70,9 +82,11 @@ class Plan:
     def wide_worker(self, threads: int) -> compose.Worker | compose.WideWorker:
         """Give calls that use several cores where a batch is large enough to pay for a launch and no user code may raise."""
         large = self.program.nbytes * self.batch_size >= WIDE and self.program.measure is None
+        kept = residency.kept(self.program.grounds, self.program.bound)
         if (
             threads > 1
             and large
+            and not kept
             and isinstance(self.program, compose.Program)
             and jit.parallel_safe()
             and not any(s.stage.user for s in self.program.steps)
@@ -81,13 +95,30 @@ class Plan:
         return self.worker()
 
     def pieces(self, unit: Unit) -> Iterator[tuple[int, int, int]]:
+        """Give (first position, count, place) of a unit's runs."""
+        return self._pieces(unit.start, unit.rows)
+
+    def _pieces(self, start: int, rows: int) -> Iterator[tuple[int, int, int]]:
         """Give (first position, count, place) of runs: local row i is at first + step * i, from the start again past the end."""
         done = 0
-        while done < unit.rows:
-            first = (self.first + (unit.start + done) * self.step) % self.length
-            count = min(unit.rows - done, -(-(self.length - first) // self.step))
+        while done < rows:
+            first = (self.first + (start + done) * self.step) % self.length
+            count = min(rows - done, -(-(self.length - first) // self.step))
             yield first, count, done
             done += count
+
+    def _in_steps(self, unit: Unit) -> Iterator[tuple[int, int, int]]:
+        """Give a unit's runs; before each is filled, the bytes of those behind it are asked for."""
+        for first, count, place in self.pieces(unit):
+            done = 0
+            while done < count and self.ahead is not None:
+                rows = min(count - done, self.ahead.rows)
+                faults = self.ahead.before(unit.start + place + done, unit.rows - place - done)
+                yield first + done * self.step, rows, place + done
+                self.ahead.after(faults)
+                done += rows
+            if self.ahead is None:
+                yield first, count, place
 
     def nbytes(self, unit: Unit) -> int:
         """Bytes that a filled unit came to: fixed rows, and those that vary at the lengths they have."""
@@ -113,11 +144,16 @@ class Plan:
         """Fill a unit's rows."""
         unit.thread, unit.begun = threading.get_ident(), time.perf_counter()
         try:
+            if unit.begun - self.verified > AGAIN:
+                self.verified = unit.begun
+                self.data.verify()
             self._fill(worker, unit)
             if self.data.applies:
                 self._apply(unit)
         except Exception as problem:
             unit.problem = problem
+        if self.ahead is not None and self.ahead.sources:
+            self.ahead.done()
         unit.fill_seconds = time.perf_counter() - unit.begun
 
     def _apply(self, unit: Unit) -> None:
@@ -151,7 +187,7 @@ class Plan:
         for k, (at, _) in enumerate(self.places):
             worker.call.point(at, slot.flat[k], slot.addresses[k])
         unit.layouts = layouts
-        for first, count, place in self.pieces(unit):
+        for first, count, place in self._in_steps(unit):
             failed = worker.fill(first, self.step, count, place)
             if failed is not None:
                 unit.failed = failed._replace(done=place + failed.done)

@@ -42,6 +42,9 @@ class _Guarded:
     def lengths(self, first: int, step: int, count: int, place: int, spans: compose.Spans) -> Any:
         return self.ring.consistent(lambda: self.inner.lengths(first, step, count, place, spans))
 
+    def reorder(self, *params: Any) -> None:
+        self.inner.reorder(*params)
+
     def lay_out(self, k: int, rows: int, spans: compose.Spans) -> compose.Layout:
         return self.inner.lay_out(k, rows, spans)
 
@@ -61,6 +64,10 @@ class _Program:
     def worker(self, key: int, order: Sequence[Any]) -> _Guarded:
         """Give one thread's hold on the program."""
         return _Guarded(compose.Worker(self.inner, key, order), self.ring)
+
+    def bounded(self, bound: Any) -> _Program:
+        """A ring is memory, not a file."""
+        return self
 
 
 class Live:
@@ -274,9 +281,7 @@ class Replay:
         except IndexError:
             worker = data.program(table_rows, (rows,)).worker(0, (rows,))
         worker.call.set(4, epoch_key(0, step))
-        for call in (worker.call, worker.measure):
-            if call is not None:
-                call.set(len(compose.FIXED), rows)
+        worker.reorder(rows)
         arrays, failed = compose.collect(worker.program, worker, 0, 1, size)
         workers.append(worker)
         if failed is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import threading
 import warnings
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from . import compose, jit, orders, pickling, quality
+from . import compose, jit, orders, pickling, quality, residency
 from .buffers import Pool, Slot
 from .cutting import TooLong, cut
 from .dataset import Dataset
@@ -58,6 +59,10 @@ class Loader:
         large batches: quick on idle cores, and slow where the consumer keeps them busy.
     prefetch : batches (or runs of small ones) filled ahead; 0 fills each when it is asked for.
 
+    max_resident : bytes of files that may be in this process's memory: mapped pages are given back behind the batches, and
+        of a chunked source (HDF5, Zarr) no more is kept decoded. Left out, mapped pages are the system's to take, and all
+        chunked sources together have a quarter of the available memory.
+
     A batch is yours: its arrays are writable, and no buffer is used again while anything refers to it. Each `iter()`
     gives one whole epoch; several may be live at once.
 
@@ -83,6 +88,7 @@ class Loader:
         tail: str = "keep",
         threads: int | None = None,
         prefetch: int = 2,
+        max_resident: int | None = None,
     ) -> None:
         if not isinstance(data, (Dataset, Mix, Live)):
             raise TypeError(f"Loader takes a jl.Dataset, got {type(data).__name__}: wrap arrays as jl.Dataset(x=array)")
@@ -98,6 +104,7 @@ class Loader:
         self.seed = whole_number("seed", seed, None)
         self.prefetch = whole_number("prefetch", prefetch, 0)
         self.threads = max(1, jit.available_cpus() - 1) if threads is None else whole_number("threads", threads, 1)
+        self.max_resident = None if max_resident is None else whole_number("max_resident", max_resident, 1)
         self._wide = (
             1 if threads is None else self.threads
         )  # a prange loop stalls beside a busy consumer: only if asked
@@ -136,6 +143,35 @@ class Loader:
         self._meter = Meter()
         self._positions = data.positions(self._order, self.seed, 0).length
         self._check_sizes()
+        self._check_chunks()
+
+    def _check_chunks(self) -> None:
+        """Warn where chunks would be decoded again and again."""
+        used = [(one.sources, {*one.fields, *(n for step in one.steps for n in step.fields)}) for one in self._data.datasets]
+        below = residency.chunked_below([{n: s for n, s in given.items() if n in names} for given, names in used])
+        limit = residency.default_limit() if self.max_resident is None else self.max_resident
+        if sum(source.nbytes for source in below) <= limit or not self._positions:
+            return
+        planned = self._data.positions(self._order, self.seed, 0)
+        if planned.kernel is orders.blocks_rows:
+            size, window = planned.params[:2]
+            wanted = window * sum(-(-size // source.rows) * source.band for source in below)
+            told = f"a window of {self._order.name} takes"
+        else:
+            rows = np.zeros(min(64, self._positions), np.int64)
+            with np.errstate(all="ignore"), contextlib.suppress(Exception):  # of the user's: it comes with its batch
+                planned.kernel(0, 1, rows, *planned.params)
+            falls = int((np.diff(rows) < 0).sum()) > len(rows) // 10
+            wanted = sum(source.nbytes for source in below) if falls else 0
+            told = f"order {self._order.name} reads all over"
+        if wanted > limit:
+            most = max(source.rows for source in below)
+            window = max(1, limit // 2 // sum(-(-most // source.rows) * source.band for source in below))
+            warnings.warn(
+                f"{told} {wanted / 1e9:.3g} GB of decoded chunks, and {limit / 1e9:.3g} GB of them are kept: each is decoded "
+                f"many times; use order=jl.blocks(rows={most}, window={window}), or a larger max_resident=",
+                stacklevel=3,
+            )
 
     def _check_sizes(self) -> None:
         if self.drop_last and self._positions and not self._batches(self._local(0)):
@@ -150,13 +186,7 @@ class Loader:
                 "use tail='wrap'",
                 stacklevel=3,
             )
-        elif self.max_tokens and self.tail == "keep" and self._positions % self.world_size:
-            warnings.warn(
-                f"{self._positions} rows do not part evenly between {self.world_size} ranks, which may get different "
-                "numbers of batches: training in step would hang; use tail='drop' or tail='wrap'",
-                stacklevel=3,
-            )
-        elif self.tail == "keep" and self.world_size > 1:
+        elif self.tail == "keep" and self.world_size > 1 and not self.max_tokens:
             counts = {self._batches(self._local(0, rank)) for rank in range(min(self.world_size, 2))}
             counts.add(self._batches(self._local(0, self.world_size - 1)))
             if len(counts) > 1:
@@ -205,6 +235,13 @@ class Loader:
                     f"row {row[0]} has {found.length:,} elements, and max_tokens is {self.max_tokens:,}: "
                     f"select shorter rows, or link jl.truncate or jl.random_cut"
                 ) from None
+            least = self._local(start, self.world_size - 1)
+            if len(ends) > 1 and least == ends[-2] < ends[-1]:
+                warnings.warn(
+                    f"ranks get different numbers of batches ({len(ends) - 1} and {len(ends)}): "
+                    "training in step would hang; use tail='drop' or tail='wrap'",
+                    stacklevel=4,
+                )
             self._cut = key, ends[: int(np.searchsorted(ends, local)) + 1] if local else ends[:0]
         return self._cut[1]
 
@@ -253,7 +290,10 @@ class Loader:
         positions = self._data.positions(self._order_of(epoch), self.seed, epoch)
         if self._program is None or positions.length != self._positions:
             self._positions = positions.length
-            self._program = self._data.program(positions.kernel, positions.params)
+            program: Any = self._data.program(positions.kernel, positions.params)
+            if self.max_resident is not None:
+                program = program.bounded(residency.Bound(self.max_resident, program.grounds))
+            self._program = program
         made = len(jit.compile_events)
         self._program.load()
         if self._program.measure is not None:
@@ -266,6 +306,7 @@ class Loader:
 
     def warmup(self) -> Loader:
         """Compile the kernel now (from the disk cache where it is there), so that the first batch does not."""
+        self._check_open()
         self._plan(0, 0)
         return self
 
@@ -298,6 +339,7 @@ class Loader:
         if not total:
             self._at = (epoch + 1, 0)
             return
+        size = min(size, self._positions)  # which numbers of 64 bits hold
         ends = self._ends(plan, epoch, start) if self.max_tokens else None
         largest = 0
         if ends is not None:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from . import compose, jit, pickling, python
+from . import compose, jit, pickling, python, residency
 from .dataset import Dataset
 from .orders import Order, Positions, mixed
 from .orders.base import table_rows
@@ -108,6 +108,20 @@ class _Program(NamedTuple):
 
     def worker(self, key: int, order: Sequence[Any]) -> _Worker:
         return _Worker(self, key, order)
+
+    @property
+    def grounds(self) -> tuple[residency.Ground, ...]:
+        return tuple(ground for part in self.parts for ground in part.grounds)
+
+    @property
+    def bound(self) -> residency.Bound | None:
+        return self.parts[0].bound
+
+    def bounded(self, bound: residency.Bound) -> _Program:
+        return self._replace(parts=tuple(part.bounded(bound) for part in self.parts))
+
+    def reaches(self, key: int, order: Sequence[Any]) -> list[compose.Reach]:
+        return [r for k, p in enumerate(self.parts) for r in p.reaches(key, (*self.bounds[k : k + 2], *order))]
 
 
 class Mix:

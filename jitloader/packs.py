@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from . import jit
+from . import jit, storage
 from .dataset import Dataset, check_name
 from .packing import Packs, pack
 from .ragged import ragged
@@ -138,6 +138,8 @@ def packed(
     stages: dict[str, Stage] = {}
     for name, samples in table.items():
         dtype, shape = writable(samples.dtype, f"packed: field {name!r}"), samples.shape[1:]
+        if storage.is_chunked(samples.parts[0].array):
+            raise ValueError(f"packed: {name!r} lies in chunks, which are decoded row by row: give a mapped array of it")
         flat = np.ascontiguousarray(samples.parts[0].array).reshape(-1)
         width = math.prod(int(n or 0) for n in shape)
         fill = _fitting(padding, dtype)
@@ -161,10 +163,10 @@ def _fitting(padding: Any, dtype: np.dtype) -> Any:
     """Give the padding as a number of the values' dtype, or refuse it."""
     try:
         fill = np.asarray(padding).astype(dtype)
-    except (TypeError, ValueError):
-        raise TypeError(f"packed: padding takes a number, got {padding!r}") from None
     except OverflowError:
         raise ValueError(f"packed: padding {padding!r} does not fit {dtype}") from None
+    except (TypeError, ValueError):
+        raise TypeError(f"packed: padding takes a number, got {padding!r}") from None
     if fill.ndim or not (fill == padding or padding != padding):
         raise ValueError(f"packed: padding {padding!r} does not fit {dtype}")
     return fill.item()

@@ -6,12 +6,12 @@ import itertools
 import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from . import jit
-from .compose import Failure, Program, Worker, collect, shape_output
+from .compose import Failure, Program, Ragged, Worker, collect, shape_output
 from .spec import Spec
 
 CHUNK = 256 << 10  # bytes of output a thread works on at a time: half of a second-level cache
@@ -83,15 +83,30 @@ def sweep(
         raise failed[0]
 
 
+def lengths(program: Program, count: int, key: int) -> dict[int, np.ndarray]:
+    """Give the length of each row of the outputs that vary, by their place."""
+    found = {k: np.zeros(count, np.int64) for k, output in enumerate(program.outputs) if output.form == "ragged"}
+
+    def consume(start: int, chunk: list[np.ndarray]) -> None:
+        for k, table in found.items():
+            table[start : start + len(chunk[k])] = np.diff(chunk[k].offsets)  # type: ignore[attr-defined]
+
+    sweep(program, count, key, lambda: consume)
+    return found
+
+
 def store(
-    program: Program, count: int, key: int, targets: Sequence[np.ndarray], tell: Callable[[int], None] | None = None
+    program: Program, count: int, key: int, targets: Sequence[Any], tell: Callable[[int], None] | None = None
 ) -> None:
-    """Run `program` over rows 0 .. count - 1 into an array of all rows for each output; `tell(n)` hears of n more rows
-    done, from any thread."""
+    """Run `program` over rows 0 .. count - 1 into an array of all rows for each output, or a Ragged whose offsets are
+    there; `tell(n)` hears of n more rows done, from any thread."""
 
     def consume(start: int, chunk: list[np.ndarray]) -> None:
         for target, found in zip(targets, chunk, strict=True):
-            target[start : start + len(found)] = found
+            if isinstance(target, Ragged) and isinstance(found, Ragged):
+                target.values[target.offsets[start] : target.offsets[start + len(found)]] = found.values
+            else:
+                target[start : start + len(found)] = found
         if tell is not None:
             tell(len(chunk[0]))
 
@@ -106,6 +121,15 @@ class Statistics(NamedTuple):
     min: np.ndarray
     max: np.ndarray
     count: int  # type: ignore[assignment]
+
+
+def statistics_from(note: Any) -> Statistics | None:
+    """Give statistics that were noted as JSON; None for what is none."""
+    try:
+        mean, std, low, high = (np.array(note[name], np.float64) for name in ("mean", "std", "min", "max"))
+        return Statistics(mean, std, low, high, int(note["count"]))
+    except (TypeError, KeyError, ValueError):
+        return None
 
 
 def moments(x, outer, channels, inner, mean, square, low, high):  # type: ignore[no-untyped-def]

@@ -165,9 +165,14 @@ def _some(rows: np.ndarray) -> str:
 
 
 def _blame(made: Applied, error: Exception, which: str, epoch: int) -> PipelineError:
-    where = made.where
-    here = os.path.dirname(__file__) + os.sep
+    where = raised_at(error) or made.where
+    return PipelineError(f"stage {made.name!r}, {which}, epoch {epoch}: {type(error).__name__}: {error} [{where}]")
+
+
+def raised_at(error: BaseException) -> str:
+    """Give the innermost line outside this package that an exception came through, "" where there is none."""
+    where, here = "", os.path.dirname(__file__) + os.sep
     for frame in traceback.extract_tb(error.__traceback__):
         if not frame.filename.startswith(here):
             where = f"{frame.filename} line {frame.lineno}"
-    return PipelineError(f"stage {made.name!r}, {which}, epoch {epoch}: {type(error).__name__}: {error} [{where}]")
+    return where

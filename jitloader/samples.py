@@ -74,6 +74,7 @@ class Samples(NamedTuple):
     fill: float | None = None
     ring: bool = False
     tell: Callable[..., str] | None = None
+    rule: Any = None  # how the access pattern was asked for, where `save` writes that down instead of the samples
 
     @property
     def spec(self) -> Spec:
@@ -153,9 +154,10 @@ def join(many: Sequence[Samples], field: str) -> Samples:
                 r.start + r.step * np.arange(r.count, dtype=np.int64) if r.table is None else r.table for r in tables
             ]
             whole = np.concatenate(every)
-            return first._replace(parts=tuple(parts), rows=Rows(len(whole), 0, 1, whole))
+            return first._replace(parts=tuple(parts), rows=Rows(len(whole), 0, 1, whole), rule=None)
         count, end = count + rows.count, end + rows.count
-    return first._replace(parts=tuple(parts), rows=Rows(count, tables[0].start))
+    rule = first.rule if len(many) == 1 else None
+    return first._replace(parts=tuple(parts), rows=Rows(count, tables[0].start), rule=rule)
 
 
 def as_indices(indices: Any, count: int, what: str = "indices") -> np.ndarray:

@@ -17,6 +17,7 @@ except ImportError as problem:
 
 from .dataset import Dataset
 from .loader import Loader
+from .write import default_names
 
 ITEMS = 1 << 16  # rows by which arrays grow where a data set does not say how many it has
 
@@ -202,7 +203,9 @@ class IterableBatches(_data.IterableDataset):  # type: ignore
 
     def _given(self, batch: Any) -> Any:
         if self._dicts and hasattr(batch, "_asdict"):
-            batch = batch._asdict()
+            data = self.loader.data  # whose names are as they are; those of a batch are Python's, `_0` where one cannot be
+            own = type(batch) is data.batch_type
+            batch = dict(zip(data.fields, batch, strict=True)) if own else batch._asdict()
         return _converted(batch)
 
     def __len__(self) -> int:
@@ -316,14 +319,10 @@ def _renamed(found: Any, names: Sequence[str] | None) -> Sequence[str] | None:
     return list(names)
 
 
-def _default(count: int) -> tuple[str, ...]:
-    return ("x",) if count == 1 else ("x", "y") if count == 2 else tuple(f"x{k}" for k in range(count))
-
-
 def _taken_apart(dataset: Any, rows: int | None, progress: bool) -> Any:
     """Give the fields of a data set, as arrays by name or as a Dataset of them."""
     if isinstance(dataset, _data.TensorDataset):
-        return dict(zip(_default(len(dataset.tensors)), map(_array, dataset.tensors), strict=True))
+        return dict(zip(default_names(len(dataset.tensors)), map(_array, dataset.tensors), strict=True))
     if isinstance(dataset, _data.Subset):
         return from_torch(dataset.dataset, progress=progress).select(np.asarray(dataset.indices, np.int64))
     if isinstance(dataset, _data.ConcatDataset):
@@ -352,7 +351,7 @@ def _taken_apart(dataset: Any, rows: int | None, progress: bool) -> Any:
 
 def _stacked(dataset: Any, progress: bool) -> Dataset:
     parts = dataset.datasets
-    names = list(parts) if isinstance(parts, Mapping) else list(_default(len(parts)))
+    names = list(parts) if isinstance(parts, Mapping) else list(default_names(len(parts)))
     found: Dataset | None = None
     for name, part in zip(names, parts.values() if isinstance(parts, Mapping) else parts, strict=True):
         if isinstance(part, (torch.Tensor, np.ndarray, list)):
@@ -388,7 +387,7 @@ def _parts(item: Any) -> dict[str, np.ndarray]:
     if isinstance(item, Mapping):
         return {str(name): _array(value) for name, value in item.items()}
     if isinstance(item, (tuple, list)):
-        return dict(zip(_default(len(item)), map(_array, item), strict=True))
+        return dict(zip(default_names(len(item)), map(_array, item), strict=True))
     return {"x": _array(item)}
 
 

@@ -5,12 +5,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from .samples import Part, Rows, Samples, join, records
+from . import storage
+from .samples import Part, Rows, Samples, as_indices, join, records
 from .stages import Misfit
 from .stages.checks import held
 
@@ -63,13 +65,31 @@ def _tell_in_group(window: int, before: np.ndarray, starts: np.ndarray, *rest: A
 
 
 class _Plan(NamedTuple):
-    """Where windows of a span begin: the rows of their samples, the kernel, its parameters, and what is left out."""
+    """Where windows of a span begin: the rows of their samples, the kernel, its parameters, what is left out, and how
+    that was asked for."""
 
     rows: Rows
     locate: Any
     params: tuple[Any, ...]
     groups: int
     name: str
+    rule: Rule
+
+
+class Rule(NamedTuple):
+    """How windows were asked for: enough to cut them again. `what` is data, mask or group, `elements` a range's ends."""
+
+    name: str
+    n: int
+    span: int
+    stride: int
+    pads: tuple[int, int]
+    bounds: np.ndarray | None
+    what: str = "data"
+    elements: tuple[int, int, int] = (0, 1, 1)
+    first: int = 0
+    step: int = 1
+    value: float | None = 0
 
 
 def windows(
@@ -146,7 +166,7 @@ def windows(
     for field, (array, elements) in fields.items():
         found[field] = _cut(sources[array], elements, first, step, plan, pads, pad_value)
     for field, elements in masks.items():
-        found[field] = _cut(_constant(True, n), elements, first, step, plan, pads, 0)
+        found[field] = _masked(_cut(_constant(True, n), elements, first, step, plan, pads, 0))
     if group_field is not None:
         found[group_field] = _numbers(plan)
     return found
@@ -189,7 +209,7 @@ def sequences(
     if pad:
         if mask in found:
             raise ValueError(f"sequences: two fields are called {mask!r}: choose mask=")
-        found[mask] = _cut(_constant(True, n), elements, 0, 1, plan, pads, 0)
+        found[mask] = _masked(_cut(_constant(True, n), elements, 0, 1, plan, pads, 0))
     return found
 
 
@@ -228,9 +248,11 @@ def _series(arrays: Any, name: str, alone: str = "") -> tuple[dict[str, Samples]
 
 
 def _stream(value: Any, field: str) -> Samples:
-    """Give an array, or a list of arrays one after the other, as samples."""
+    """Give an array, the path of one, or a list of arrays one after the other, as samples."""
     if isinstance(value, Samples):
         return value
+    if isinstance(value, (str, os.PathLike)):
+        value = storage.open_array(value)
     if not isinstance(value, (list, tuple)) or not any(isinstance(v, (np.ndarray, Samples)) for v in value):
         return records(value, field=field)
     return join([v if isinstance(v, Samples) else records(v, field=field) for v in value], field)
@@ -271,13 +293,21 @@ def _check_pads(
 
 
 def bounds_of(groups: Any, n: int) -> np.ndarray:
-    """Give groups as g + 1 offsets, int64: they are offsets where integers rise from 0 to n, else a mark a row."""
+    """Give groups as g + 1 offsets, int64: they are offsets where integers rise from 0 to n, else a mark a row. Both at
+    once is an error, where the groups would be others."""
     marks = np.asarray(groups)
     if marks.ndim != 1:
         raise ValueError(f"groups must be 1-D, offsets or a mark a row, got shape {marks.shape}")
+    if marks.dtype.kind == "b":
+        raise TypeError("groups are offsets or a mark a row, got flags: give jl.episodes(flags), which end at them")
     whole = marks.size >= 2 and marks.dtype.kind in "iu" and marks[0] == 0 and marks[-1] == n
     offsets = marks.astype(np.int64) if marks.dtype.kind in "iu" else None
     if whole and offsets is not None and (np.diff(offsets) >= 0).all():
+        if marks.size == n and (marks[1:] == marks[:-1]).any():
+            raise ValueError(
+                f"groups: {n} integers from 0 to {n} may be a mark a row or offsets with empty groups: "
+                "give marks as text, as groups.astype(str), or offsets without empty groups"
+            )
         return offsets
     if marks.size == n:
         changes = np.flatnonzero(marks[1:] != marks[:-1]) + 1
@@ -309,7 +339,10 @@ def _plan(
             raise ValueError(f"{name}: a window spans {span} rows, the series has {n}")
         count = (n - span) // stride + 1
         unused = n - _covered(np.array([n]), np.array([count]), span, stride, pads)
-        return _Plan(Rows(count, 0, stride), None, (), 1, _told(name, unused, n))
+        return _Plan(
+            Rows(count, 0, stride), None, (), 1, _told(name, unused, n), Rule(name, n, span, stride, pads, None)
+        )
+    rule = Rule(name, n, span, stride, pads, bounds)
     bounds = np.array([0, n], np.int64) if bounds is None else bounds
     long = np.diff(bounds)
     counts = np.where((long > 0) & (long + sum(pads) >= span), (long + sum(pads) - span) // stride + 1, 0)
@@ -322,8 +355,8 @@ def _plan(
     rows = Rows(int(before[-1]))
     starts, ends = np.ascontiguousarray(bounds[:-1]), np.ascontiguousarray(bounds[1:])
     if not any(pads):
-        return _Plan(rows, _in_group, (before, starts, stride), len(starts), told)
-    return _Plan(rows, _padded, (before, starts, ends, stride, pads[0]), len(starts), told)
+        return _Plan(rows, _in_group, (before, starts, stride), len(starts), told, rule)
+    return _Plan(rows, _padded, (before, starts, ends, stride, pads[0]), len(starts), told, rule)
 
 
 def _covered(long: np.ndarray, counts: np.ndarray, span: int, stride: int, pads: tuple[int, int]) -> int:
@@ -365,7 +398,17 @@ def _cut(
         high=_last if pads[1] else None,
         fill=value if padded else None,
         tell=_tell if plan.locate is None else _tell_in_group,
+        rule=plan.rule._replace(
+            elements=(elements.start, elements.stop, elements.step),
+            first=first,
+            step=step,
+            value=value,
+        ),
     )
+
+
+def _masked(samples: Samples) -> Samples:
+    return samples._replace(rule=samples.rule._replace(what="mask"))
 
 
 def _constant(value: Any, n: int) -> Samples:
@@ -377,6 +420,65 @@ def _constant(value: Any, n: int) -> Samples:
 def _numbers(plan: _Plan) -> Samples:
     """Give the number of each window's group."""
     if plan.locate is None:
-        return _constant(np.int64(0), 1)._replace(name="group", rows=plan.rows)
+        return _constant(np.int64(0), 1)._replace(name="group", rows=plan.rows, rule=plan.rule._replace(what="group"))
     base = records(np.arange(plan.groups, dtype=np.int64))
-    return base._replace(name="group", rows=plan.rows, locate=_group, params=plan.params[:1])
+    rule = plan.rule._replace(what="group")
+    return base._replace(name="group", rows=plan.rows, locate=_group, params=plan.params[:1], rule=rule)
+
+
+# -- windows kept by their rule ---------------------------------------------------------------------------------------
+
+
+def series_of(samples: Samples) -> Samples:
+    """Give the series, row by row, from which a field of windows was cut."""
+    rule: Rule = samples.rule
+    shift = (rule.elements[0] - rule.first) * rule.step
+    return samples._replace(
+        name="records",
+        parts=tuple(part._replace(offset=part.offset - shift * part.stride) for part in samples.parts),
+        shape=samples.shape[1:],
+        strides=samples.strides[1:],
+        rows=Rows(rule.n),
+        locate=None,
+        params=(),
+        low=None,
+        high=None,
+        fill=None,
+        tell=None,
+        rule=None,
+    )
+
+
+def chosen(samples: Samples) -> Rows:
+    """Give which of its windows, counted from 0, a field has."""
+    unit = samples.rule.stride if samples.locate is None else 1
+    rows = samples.rows
+    table = None if rows.table is None else rows.table // unit
+    return Rows(rows.count, rows.start // unit, rows.step // unit, table)
+
+
+def cut_again(rule: Rule, series: Any, rows: Rows | None, field: str) -> Samples:
+    """Give the windows that a rule, from a file, asks for; `rows` of them, or all. Raises ValueError where it asks for what
+    is not there: kernels trust what they are given."""
+    span, stride = _whole(rule.name, "span", rule.span, 1), _whole(rule.name, "stride", rule.stride, 1)
+    step = _whole(rule.name, "step", rule.step, 1)
+    pads = _whole(rule.name, "pad_start", rule.pads[0], 0), _whole(rule.name, "pad_end", rule.pads[1], 0)
+    if rule.what not in ("data", "mask", "group"):
+        raise ValueError(f"windows of {rule.what!r}")
+    elements = _elements(field, slice(*rule.elements))
+    if (elements[0] - rule.first) * step < 0 or (elements[-1] - rule.first) * step >= span or max(pads) >= span:
+        raise ValueError(f"elements {rule.elements} from {rule.first} on, padded by {pads}, in a span of {span} rows")
+    base = records(series, field=field) if rule.what == "data" else _constant(True, _whole(rule.name, "n", rule.n, 0))
+    if sum(part.count for part in base.parts) != rule.n:
+        raise ValueError(f"a series of {rule.n} rows expected, {len(series)} found")
+    plan = _plan(rule.n, span, stride, pads, None if rule.bounds is None else bounds_of(rule.bounds, rule.n), rule.name)
+    found = _numbers(plan) if rule.what == "group" else _cut(base, elements, rule.first, step, plan, pads, rule.value)
+    found = _masked(found) if rule.what == "mask" else found
+    if rows is None:
+        return found
+    if rows.table is not None:
+        return found._replace(rows=plan.rows.pick(as_indices(rows.table, plan.rows.count)))
+    ends = (rows.start, rows.start + rows.step * (rows.count - 1)) if rows.count else (0, 0)
+    if min(ends) < 0 or max(ends) >= max(plan.rows.count, 1):
+        raise ValueError(f"windows {ends[0]} to {ends[1]} of {plan.rows.count}")
+    return found._replace(rows=plan.rows.cut(rows.start, rows.step, rows.count))

@@ -242,3 +242,23 @@ def test_apart_of_other_kinds() -> None:
     rows = Ragged(np.arange(3), np.array([0, 3]))
     assert apart(rows, Ragged(np.arange(3), np.array([0, 2]))) == np.inf
     assert apart(rows, Ragged(np.arange(3) * 2, np.array([0, 3]))) == 2
+
+
+def half(src, dst, key):
+    dst[0] = src[0]
+
+
+def gives(src, dst, key):
+    return src * 2
+
+
+def test_elements_that_a_stage_leaves_unwritten_are_found():
+    """They hold what lay in memory before: another thing each time."""
+    loader = jl.Loader(jl.Dataset(x=np.ones((100, 3))).map("x", half), 10)
+    with pytest.raises(jl.PipelineError, match=r"^field 'x', row 0: 'half' \[.*\] leaves elements of its target unwritten$"):
+        loader.check()
+    inner = jl.Dataset(x=np.ones((100, 3))).map("x", half, jl.normalize(1, 2))
+    with pytest.raises(jl.PipelineError, match="'half' .* leaves elements of its target unwritten"):
+        jl.Loader(inner, 10).check()
+    with pytest.raises(TypeError, match="^gives returns a value, which nobody would see: a stage writes every element of its target$"):
+        jl.Dataset(x=np.ones((100, 3))).map("x", gives)

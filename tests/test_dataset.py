@@ -284,6 +284,32 @@ def test_text_passes_stages_that_do_not_fuse():
         jl.Dataset(x=words).map("x", jl.pad(1))[:]
 
 
+def double(src, dst, key):
+    for i in range(src.shape[0]):
+        dst[i] = src[i] * 2
+
+
+def test_stages_compute_with_numbers_at_odd_places(tmp_path):
+    """Members of a .npz begin at any byte, and columns of packed records lie at odd distances."""
+    x = np.arange(60, dtype="f4").reshape(10, 6)
+    np.savez(tmp_path / "d.npz", x=x)
+    member = jl.open(tmp_path / "d.npz")
+    assert not member.sources["x"].parts[0].array.flags.aligned
+    records = np.zeros(10, [("a", ">i2"), ("b", "f4", (2, 3)), ("h", "f2"), ("c", "S3"), ("d", "f8")])
+    records["a"], records["h"], records["d"] = np.arange(10), np.arange(10), np.arange(10) / 2
+    records["b"] = x.reshape(10, 2, 3)
+    packed = jl.Dataset(records).map("a", jl.cast("int64")).map("h", jl.cast("float32")).map("d", jl.clip(1, 3))
+    packed = packed.map("b", jl.random_flip(1.0, axis=1), jl.normalize(1.0, 2.0), jl.flatten(), double)
+
+    for data in (member, jl.Dataset(x=x).concat(member)):
+        last = data.map("x", jl.normalize(1.0, 2.0), double)
+        assert (last[-10:].x == x - 1).all() and (last[len(data) - 1].x == x[-1] - 1).all()
+    whole, one = packed[:], packed[7]
+    assert (whole.a == np.arange(10)).all() and (whole.h == np.arange(10)).all() and one.a == one.h == 7
+    assert (whole.d == np.clip(np.arange(10) / 2, 1, 3)).all() and (whole.c == records["c"]).all()
+    assert (whole.b == x.reshape(10, 2, 3)[:, :, ::-1].reshape(10, 6) - 1).all() and (one.b == whole.b[7]).all()
+
+
 def test_a_ragged_batch_can_be_replaced():
     """The number of rows is not taken for the number of fields."""
     batch = jl.Dataset(x=jl.ragged(np.arange(6), [0, 2, 2, 6]))[:].x

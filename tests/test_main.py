@@ -48,6 +48,16 @@ def test_inspect_shows_values(folder: str, capsys: pytest.CaptureFixture[str]) -
     ]
 
 
+def test_convert_writes_a_folder(folder: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`convert` writes what a path holds to a folder, and shows it; a folder that is no folder is one line."""
+    assert main(["convert", f"{folder}/label.npy", str(tmp_path / "out")]) == 0
+
+    assert np.load(tmp_path / "out" / "label.npy").tolist() == list(range(300))
+    assert capsys.readouterr().out.splitlines()[0] == f"{tmp_path / 'out'}: 300 rows, 1 fields, {size_of(2400)}"
+    assert main(["convert", folder, f"{folder}/label.npy"]) == 2
+    assert "label.npy" in capsys.readouterr().err
+
+
 def test_bench_times_three_ways(folder: str, capsys: pytest.CaptureFixture[str]) -> None:
     """`bench` prints a rate for the loader, for np.take and for a memcpy."""
     assert main(["bench", folder, "--batch-size", "64"]) == 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import errno
+import functools
 import hashlib
 import os
 import pickle
@@ -33,9 +34,15 @@ STEP = 1 << 16  # bytes of a range in these tests
 ROWS = np.random.default_rng(0).integers(0, 256, (1000, 700), np.uint8)  # 11 ranges
 QUICK = f"""
 from jitloader.storage import download, remote
-download.RANGE, download.PAUSE, remote.TIMEOUT = {STEP}, 0.01, 1.0
+download.RANGE, download.PAUSE, remote.TIMEOUT = {STEP}, 0.01, 5.0
 """
 fsspec_only = pytest.mark.skipif(find_spec("fsspec") is None, reason="fsspec is not installed")
+
+
+@functools.lru_cache(16)
+def etag(whole: bytes) -> str:
+    """A strong ETag."""
+    return f'"{hashlib.sha1(whole).hexdigest()}"'
 
 
 class Server:
@@ -90,7 +97,7 @@ class Server:
         if asked and self.ranges:
             request.send_header("Content-Range", f"bytes {start}-{start + len(body) - 1}/{len(whole)}")
         if self.marks:
-            request.send_header("ETag", f'"{hashlib.sha1(whole).hexdigest()}"')
+            request.send_header("ETag", etag(whole))
         for name, value in self.headers.items():
             request.send_header(name, value)
         request.end_headers()
@@ -143,7 +150,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.delenv("JITLOADER_DATA_LIMIT", raising=False)
     monkeypatch.setattr(download, "RANGE", STEP)
     monkeypatch.setattr(download, "PAUSE", 0.01)
-    monkeypatch.setattr(remote, "TIMEOUT", 1.0)
+    monkeypatch.setattr(remote, "TIMEOUT", 0.5)
     return folder
 
 
@@ -213,12 +220,14 @@ def test_formats_behind_urls(server: Server, tmp_path: Path) -> None:
 
 def test_folders_behind_http(server: Server, tmp_path: Path) -> None:
     """A folder that was saved opens by its manifest; what does not fit it is an error, and so is a folder without."""
-    jl.Dataset(x=np.arange(10), y=ROWS[:10]).save(tmp_path / "saved")
+    rows = ({"x": i, "y": ROWS[i], "t": range(i)} for i in range(10))
+    jl.write(tmp_path / "saved", rows, x="int64", t=("int64", (None,)))
     for file in (tmp_path / "saved").iterdir():
         server.files[f"/data/{file.name}"] = file.read_bytes()
 
     data = jl.open(f"{server.url}/data/")
-    assert data.fields == ("x", "y") and np.array_equal(data[:].y, ROWS[:10])
+    assert data.fields == ("x", "y", "t") and np.array_equal(data[9].y, ROWS[9]) and data[3].t.tolist() == [0, 1, 2]
+    assert jl.open(f"{server.url}/data", fields=["t"])[2].t.tolist() == [0, 1]
     assert jl.open(f"{server.url}/data", fields=["x"]).fields == ("x",)
 
     server.put("data/x.npy", np.arange(11))
@@ -259,6 +268,32 @@ def test_memory_files_and_folders() -> None:
         jl.open("memory://d/z.npy")
     with pytest.raises(DataError, match="field 'z' expected, x, y found"):
         jl.open("memory://d", fields=["z", "x", "y"])
+
+
+@fsspec_only
+def test_a_file_system_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a file system raises, whatever it is, is tried again, and then an OSError that names the URL."""
+    import fsspec
+
+    memory = fsspec.filesystem("memory")
+    memory.store.clear()
+    memory.pipe("/d/x.npy", npy(ROWS))
+    monkeypatch.setattr(download, "TRIES", 2)
+
+    def fails(*_: Any, **__: Any) -> None:
+        raise RuntimeError("throttled")
+
+    for name, told in (("cat_file", "stopped at 0 of"), ("info", "not reached"), ("ls", "not reached")):
+        with monkeypatch.context() as patch:
+            patch.setattr(type(memory), name, fails)
+            with pytest.raises(OSError, match=f"{told}.*RuntimeError: throttled.*memory://d"):
+                jl.open("memory://d" if name == "ls" else "memory://d/x.npy")
+    info, calls = type(memory).info, []
+    monkeypatch.setattr(
+        type(memory), "info", lambda *a, **k: (calls.append(1), fails() if len(calls) > 1 else 0)[0] or info(*a, **k)
+    )
+    with pytest.raises(OSError, match="RuntimeError: throttled.*memory://d/x.npy"):
+        jl.open("memory://d/x.npy")
 
 
 @fsspec_only
@@ -320,7 +355,7 @@ def fails(request: Any, number: int, body: bytes) -> bytes | None:
     """Status 500, 503 or 429."""
     if not sometimes(number):
         return body
-    request.send_error((500, 503, 429)[number % 3])
+    request.send_error((500, 503, 429)[number // 3 % 3])
     return None
 
 
@@ -332,7 +367,7 @@ def resets(request: Any, number: int, body: bytes) -> bytes | None:
 def stalls_once(request: Any, number: int, body: bytes) -> bytes | None:
     """Silence for longer than the timeout."""
     if number == 2:
-        time.sleep(1.3)
+        time.sleep(0.8)
         return None
     return body
 
@@ -360,7 +395,7 @@ def always(change: Callable[[Any, bytes], bytes | None], after: int = 0) -> Any:
 
 
 def stall(request: Any, body: bytes) -> None:
-    time.sleep(1.2)
+    time.sleep(0.8)
 
 
 def trickle(request: Any, body: bytes) -> bytes:
@@ -369,12 +404,12 @@ def trickle(request: Any, body: bytes) -> bytes:
     request.send_header("Content-Length", str(len(body)))
     start = int(request.headers["Range"].split("=")[1].split("-")[0])
     request.send_header("Content-Range", f"bytes {start}-{start + len(body) - 1}/{SIZE}")
-    request.send_header("ETag", f'"{hashlib.sha1(npy(ROWS)).hexdigest()}"')
+    request.send_header("ETag", etag(npy(ROWS)))
     request.end_headers()
-    for k in range(8):
+    for k in range(7):
         request.wfile.write(body[k : k + 1])
         request.wfile.flush()
-        time.sleep(0.2)
+        time.sleep(0.1)
     return b""
 
 
@@ -386,7 +421,7 @@ def wrong_range(request: Any, body: bytes) -> None:
     request.send_response(206)
     request.send_header("Content-Length", str(len(body)))
     request.send_header("Content-Range", f"bytes 7-{6 + len(body)}/{SIZE}")
-    request.send_header("ETag", f'"{hashlib.sha1(npy(ROWS)).hexdigest()}"')
+    request.send_header("ETag", etag(npy(ROWS)))
     request.end_headers()
     request.wfile.write(body)
 
@@ -398,8 +433,8 @@ def error500(request: Any, body: bytes) -> None:
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        (stall, "no answer in 1 s"),
-        (trickle, r"\d+ bytes in 1 s|bytes expected, the answer ended"),
+        (stall, "no answer in 0.5 s"),
+        (trickle, r"\d+ bytes in 0.5 s|bytes expected, the answer ended"),
         (wrong_length, r"65536 bytes expected, the answer ended after \d+|bytes expected"),
         (wrong_range, r"bytes \d+ to \d+ asked for, 7 to \d+ came"),
         (error500, "the server says 500 Internal Server Error"),
@@ -520,13 +555,13 @@ def test_a_missing_package(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_processes_share_a_download(server: Server) -> None:
-    """Of three processes that start at once each gets the bytes, and the server sends each byte once."""
+    """Of two processes that start at once each gets the bytes, and the server sends each byte once."""
     url, server.fault = server.put("rows.npy", ROWS), slow
 
-    started = [run(OPEN, url) for _ in range(3)]
+    started = [run(OPEN, url) for _ in range(2)]
     ended = [process.communicate(timeout=60) for process in started]
 
-    assert [out.strip() for out, _ in ended] == [DIGEST] * 3, ended
+    assert [out.strip() for out, _ in ended] == [DIGEST] * 2, (ended, [process.returncode for process in started])
     assert server.total == SIZE
 
 
@@ -545,7 +580,7 @@ def test_threads_share_a_download(server: Server) -> None:
     assert server.total == SIZE
 
 
-@pytest.mark.parametrize("finished", [1, 5, 10])
+@pytest.mark.parametrize("finished", [1, 9])
 def test_a_killed_download_goes_on(server: Server, finished: int) -> None:
     """kill -9 in the middle: the next process asks for what is missing alone, and ends with the exact bytes."""
     url, reached = server.put("rows.npy", ROWS), threading.Event()

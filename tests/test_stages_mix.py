@@ -297,7 +297,7 @@ def test_a_warm_first_batch_needs_no_numba(tmp_path):
     """Sample stages and functions of the C library are linked without it too."""
     cold, warm = subprocess_text(WARM, tmp_path), subprocess_text(WARM, tmp_path)
     assert cold.partition("]")[0] == warm.partition("]")[0]
-    assert cold.endswith("['compiled'] True\n") and warm.endswith("['disk'] False\n")
+    assert cold.endswith("['compiled', 'compiled'] True\n") and warm.endswith("['disk', 'disk'] False\n")
 
 
 def test_without_jit_all_is_plain_python(tmp_path):

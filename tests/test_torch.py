@@ -531,3 +531,10 @@ def test_a_closed_loader():
     loader.close()
     with pytest.raises(ValueError, match="^this loader is closed$"):
         list(batches)
+
+
+def test_dicts_have_the_names_of_fields_as_they_are():
+    """Those of a batch are Python's, `_0` where a name cannot be one."""
+    data = jl.Dataset({"class": np.arange(3), "y": np.arange(3)})
+    (batch,) = door.as_dataloader(jl.Loader(data, 3), dicts=True)
+    assert list(batch) == ["class", "y"]

@@ -6,7 +6,7 @@ import re
 import naive_access as naive
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from naive_access import interpreted
 
@@ -35,6 +35,7 @@ def problems(draw):
         slices[name] = slice(start, start + draw(st.integers(1, 4)), draw(st.integers(1, 2)) if steps else None)
     given = {"stride": draw(st.integers(1, 4)), "step": draw(st.integers(1, 3)) if steps else 1}
     if draw(st.booleans()):
+        assume(0 not in lengths or len(lengths) + 1 != sum(lengths))  # they might be marks
         given["groups"] = np.cumsum([0, *lengths])
     low = min([0, *(s.start for s in slices.values())])
     last = max(range(s.start, s.stop, s.step or 1)[-1] for s in slices.values())
@@ -134,10 +135,16 @@ def test_a_filled_start_goes_on_through_stages():
 
 
 def test_marks_and_offsets_are_the_same_groups():
-    """A mark a row, of numbers, strings or flags, parts rows where it changes."""
-    for marks in ([7, 7, 2, 2, 2, 7], list("aabbba"), [True, True, False, False, False, True]):
+    """A mark a row, a number or a string, parts rows where it changes. What may be both marks and offsets is refused, and
+    so are flags, which end episodes."""
+    for marks in ([7, 7, 2, 2, 2, 7], list("aabbba"), np.array([0, 0, 1, 1, 1, 6]).astype(str)):
         assert bounds_of(marks, 6).tolist() == [0, 2, 5, 6]
     assert bounds_of(np.array([0, 2, 5, 5, 6], "uint64"), 6).tolist() == [0, 2, 5, 5, 6]
+    assert bounds_of([0, 1, 3], 3).tolist() == [0, 1, 3]
+    with pytest.raises(ValueError, match="6 integers from 0 to 6 may be a mark a row or offsets with empty groups: give"):
+        bounds_of([0, 0, 1, 1, 1, 6], 6)
+    with pytest.raises(TypeError, match=r"got flags: give jl.episodes\(flags\), which end at them$"):
+        bounds_of([False, True, False, False, False, True], 6)
 
 
 def test_many_windows_open_without_a_list():
@@ -354,6 +361,7 @@ def test_standardize_by_refuses_what_does_not_agree():
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=5).filter(any), st.integers(1, 5), st.booleans())
 def test_sequences_hold_each_row_once(lengths, length, pad):
     """Subsequences hold each row of each episode once, in order; without padding what is left over is in none."""
+    assume(0 not in lengths or len(lengths) + 1 != sum(lengths))  # they might be marks
     offsets = np.cumsum([0, *lengths])
     rows = np.arange(offsets[-1])
     expected = []

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from ..dtypes import decoded as decoded
-from ..errors import PipelineError
+from ..errors import DataError, PipelineError
 from ..samples import Samples, records
 from ..spec import Spec
 from ..stages import Misfit, Stage, Step
@@ -27,6 +27,7 @@ from .program import Layout as Layout
 from .program import Output as Output
 from .program import Program as Program
 from .program import Ragged as Ragged
+from .program import Reach as Reach
 from .program import Spans as Spans
 from .program import WideWorker as WideWorker
 from .program import Worker as Worker
@@ -71,6 +72,8 @@ def batch_of(
     worker.call.value(6)[1] = row  # where the rows are measured first
     try:
         arrays, failed = collect(program, worker, row, 1, 1)
+    except DataError:  # a chunk that cannot be decoded is nobody's code
+        raise
     except Exception as cause:
         raise RowError(program, Failure(-2, int(worker.call.value(6)[1]), 0), cause) from None
     if failed is not None:

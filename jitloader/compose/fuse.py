@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from .. import jit
+from .. import jit, residency
 from ..dtypes import carrier_of
 from ..errors import PipelineError
 from ..samples import Samples, contiguous
 from ..spec import Spec
 from ..stages import Bound, Step
 from .nest import Axis, Flow, Value, combinations, fixed, flush, outside, widened
-from .program import BLOCK, FIXED, Output, Program
+from .program import BLOCK, FIXED, Later, Output, Program
 from .source import Source
 
 
@@ -34,8 +35,14 @@ def compose(
     each row is checked. With `base`, the data are one source of several: rows below 0 are another's and left alone, and
     row numbers come out counted from `base`.
     """
-    needed = _needed(steps, fields)
-    return _Fuser(sources, steps, fields, needed, count, rows, base).program(order, order_params)
+    given = (sources, steps, fields, _needed(steps, fields), count, rows, base)
+    made = _Fuser(*given)
+    grounds = residency.grounds(made.sources)
+    program = made.program(order, order_params)
+    if not grounds:
+        return program
+    # Written when it is asked for: files that are in memory already need none.
+    return program._replace(grounds=grounds, reach=Later(lambda: _Fuser(*given).reach(order, order_params)))
 
 
 def _needed(steps: Sequence[Step], fields: Sequence[str]) -> set[str]:
@@ -103,12 +110,11 @@ class _Fuser:
     def program(self, order: Callable[..., Any], order_params: Sequence[Any]) -> Program:
         """Write the function, and the one that measures where rows vary."""
         code, add, block = self.code, self.code.add, self.code.block
-        given = "".join(f", order{k}" for k in range(len(order_params)))
         varied = [o for o in self.outputs if o.form != "fixed"]
         add("done = 0")
         with block("while done < count:"):
             add(f"m = min({BLOCK}, count - done)")
-            add(f"{code.function(order)}(first + done * step, step, rows[:m]{given})")
+            self._find()
             with block("for j in range(m):"):
                 add("r = rows[j]")
                 if self.base is not None:
@@ -136,7 +142,7 @@ class _Fuser:
                             flush(code, flow, f"out{self.at[output.name]}", self._base(output), output.spec)
             add("done += m")
         add("return 0")
-        names = [*FIXED, *(f"order{k}" for k in range(len(order_params)))]
+        names = [*FIXED]
         for k, output in enumerate(self.outputs):
             names.append(f"out{k}")
             if output.form != "fixed":
@@ -147,6 +153,7 @@ class _Fuser:
             source=text,
             function=function,
             outputs=tuple(self.outputs),
+            find=order,
             order=tuple(order_params),
             arguments=tuple(code.arguments),
             scratch=tuple(code.scratch),
@@ -156,10 +163,16 @@ class _Fuser:
             measure=measure,
         )
 
+    def _find(self) -> None:
+        """Write how the rows of a block of positions are found."""
+        with self.code.block("if find_rows(find, order, first + done * step, step, rows[:m]) != 0:"):
+            self.code.add("return 2")
+
     # -- reading ------------------------------------------------------------------------------------------------------
 
-    def _row(self, samples: Samples, row: str, suffix: str) -> tuple[str, str]:
-        """Write where a sample lies; give the names of its flat memory and of the place of its first item."""
+    def _row(self, samples: Samples, row: str, suffix: str, search: bool = True) -> tuple[str, str]:
+        """Write where a sample lies; give the names of its flat memory and of the place of its first item. Without `search`
+        that may be a place beyond the end of an array: good enough to be fetched in vain."""
         code, add = self.code, self.code.add
         rows, at = samples.rows, f"r{suffix}"
         if rows.table is not None:
@@ -181,36 +194,38 @@ class _Fuser:
             start = f"{code.argument(part.offset)} + " if part.offset else ""
             add(f"b{suffix} = {start}{at} * {part.stride}")
             return code.argument(part.flat), f"b{suffix}"
-        bound, address, size, offset, stride, guess, shift = self._parts(samples)
-        add(f"k{suffix} = {guess}[{at} >> {shift}]; top{suffix} = {guess}[({at} >> {shift}) + 1]")
-        with code.block(f"while k{suffix} < top{suffix}:"):  # halved until one part is left
-            add(f"middle = (k{suffix} + top{suffix} + 1) >> 1")
-            with code.block(f"if {bound}[middle] <= {at}:"):
-                add(f"k{suffix} = middle")
-            with code.block("else:"):
-                add(f"top{suffix} = middle - 1")
-        add(f"flat{suffix} = array_at({address}[k{suffix}], {size}[k{suffix}], {code.argument(samples.parts[0].flat)})")
-        add(f"b{suffix} = {offset}[k{suffix}] + ({at} - {bound}[k{suffix}]) * {stride}[k{suffix}]")
+        table, guess, shift = self._parts(samples)
+        add(f"k{suffix} = i64({guess}[{at} >> {shift}])")
+        if search:
+            add(f"top{suffix} = i64({guess}[({at} >> {shift}) + 1])")
+            with code.block(f"while k{suffix} < top{suffix}:"):  # halved until one part is left
+                add(f"middle = (k{suffix} + top{suffix} + 1) >> 1")
+                with code.block(f"if {table}[middle * 8] <= {at}:"):
+                    add(f"k{suffix} = middle")
+                with code.block("else:"):
+                    add(f"top{suffix} = middle - 1")
+        add(f"k{suffix} *= 8")
+        like = code.argument(next((p.flat for p in samples.parts if not p.flat.flags.aligned), samples.parts[0].flat))
+        add(f"flat{suffix} = array_at({table}[k{suffix} + 1], {table}[k{suffix} + 2], {like})")
+        add(f"b{suffix} = {table}[k{suffix} + 3] + ({at} - {table}[k{suffix}]) * {table}[k{suffix} + 4]")
         return f"flat{suffix}", f"b{suffix}"
 
     def _parts(self, samples: Samples) -> list[str]:
-        """Give the names of the tables of a field's arrays (rows before each, address, size, offset, stride), and of the one
-        that says of every 2**shift-th row in which array it lies: the search is between two of these, and mostly over."""
+        """Give the names of the table of a field's arrays, a cache line each (rows before it, address, size, offset, stride),
+        and of the one that says of every 2**shift-th row in which array it lies: the search is between two of these, and
+        mostly over before it begins."""
         parts = samples.parts
         if id(parts) not in self.parts:
             before = np.concatenate([[0], np.cumsum([p.count for p in parts])])
+            lines = np.zeros((len(parts), 8), np.int64)
+            lines[:, 0] = before[:-1]
+            for line, p in zip(lines, parts, strict=True):
+                line[1:5] = p.flat.ctypes.data, p.flat.size, p.offset, p.stride
             shift = max(int(before[-1]) // (8 * len(parts)), 1).bit_length() - 1
             marks = np.arange((int(before[-1]) >> shift) + 2) << shift
-            columns = [
-                before,
-                np.array([p.flat.ctypes.data for p in parts]),
-                np.array([p.flat.size for p in parts]),
-                np.array([p.offset for p in parts]),
-                np.array([p.stride for p in parts]),
-                np.clip(np.searchsorted(before, marks, "right") - 1, 0, len(parts) - 1),
-            ]
-            names = [self.code.argument(c.astype(np.int64)) for c in columns]
-            self.parts[id(parts)] = [*names, self.code.argument(shift)]
+            guess = np.clip(np.searchsorted(before, marks, "right") - 1, 0, len(parts) - 1).astype(np.int32)
+            arguments = lines.reshape(-1), guess, shift
+            self.parts[id(parts)] = [self.code.argument(value) for value in arguments]
         return self.parts[id(parts)]
 
     def _prefetch(self) -> None:
@@ -229,7 +244,7 @@ class _Fuser:
         with code.block(f"if j + {ahead} < m and 0 <= rows[j + {ahead}] < {self.count}:"):
             code.add(f"ahead = rows[j + {ahead}]")
             for k, (_, samples, nbytes) in enumerate(wanted):
-                flat, base = self._row(samples, "ahead", f"_a{k}")
+                flat, base = self._row(samples, "ahead", f"_a{k}", search=False)
                 for line in range(0, min(nbytes, 512), 64):
                     code.add(f"prefetch({flat}, {base} + {line // samples.carrier.itemsize})")
 
@@ -241,6 +256,7 @@ class _Fuser:
             shape = (*shape, samples.dtype.itemsize)
         flow = Flow(var, base, samples.carrier, [f"n{suffix}" if n is None else n for n in shape], samples.strides)
         flow.logical = samples.dtype
+        flow.loose = any(not part.flat.flags.aligned for part in samples.parts)
         if samples.low is not None or samples.high is not None:
             self._bound(flow, samples, suffix)
         return flow
@@ -275,6 +291,8 @@ class _Fuser:
             return
         for which, name in enumerate(step.fields):
             bound, before = step.bound[which], step.before[which]
+            if bound.kind not in ("index", "shape"):
+                self._ready(name)
             if before.dtype != self.flows[name].logical:
                 self.flows[name].decode()
             if bound.kind == "sample":
@@ -287,8 +305,28 @@ class _Fuser:
         for name, bound in list(zip(step.outputs, step.bound, strict=True))[len(step.fields) :]:
             self._beside(step.fields[0], name, bound)
 
+    def _ready(self, name: str) -> Flow:
+        """Let a stage compute with a field: numbers that travel as bytes, as they lie at odd places, are laid in a row first."""
+        flow = self.flows[name]
+        carrier = carrier_of(flow.logical)
+        if flow.values or flow.dtype == carrier:
+            return flow
+        lengths = [n for n in flow.lengths[:-1] if isinstance(n, int)]
+        if len(lengths) < len(flow.lengths) - 1:
+            raise PipelineError(
+                f"field {name!r}: numbers of rows that vary lie at odd places in memory: give np.ascontiguousarray of them"
+            )
+        work = self.code.own(carrier.name, math.prod(lengths))
+        raw = self.code.fresh("raw")
+        self.code.add(f"{raw} = as_bytes({work})")
+        flush(self.code, flow, raw, "0", Spec(flow.dtype, (*lengths, carrier.itemsize)))
+        new = self.flows[name] = Flow(work, "0", carrier, lengths, contiguous(lengths))
+        new.logical = flow.logical
+        return new
+
     def _joint(self, step: Step, number: int, key: str) -> None:
         for name, before in zip(step.fields, step.before, strict=True):
+            self._ready(name)
             if before.dtype != self.flows[name].logical:
                 self.flows[name].decode()
         self._sample(step, number, key, list(step.fields), list(step.before), list(step.outputs), list(step.bound))
@@ -301,20 +339,14 @@ class _Fuser:
         add(f"{known} = r; r = randint({key}, 0, {self.count}); error[1] = r")
         self.partner = code.fresh("_p")
         add(f"sample{self.partner} = sample; sample = subkey(key, r)")
-        ahead = [k for k in self.active if k < number]
-        needed = set(step.fields)
-        for k in reversed(ahead):
-            if needed & set(self.steps[k].outputs):
-                needed |= set(self.steps[k].fields)
-            else:
-                ahead.remove(k)
+        ahead, needed = self._behind(number)
         self.flows = {name: self._read(name, s) for name, s in self.sources.items() if name in needed}
         for k in ahead:
             with code.of_step(k):
                 self._step(self.steps[k], k)
         others = {}
         for name, before in zip(step.fields, step.before, strict=True):
-            flow = self.flows[name]
+            flow = self._ready(name)
             if before.dtype != flow.logical:
                 flow.decode()
             with code.of_step(max((k for k in ahead if name in self.steps[k].outputs), default=-1)):
@@ -322,12 +354,24 @@ class _Fuser:
         add(f"r = {known}; error[1] = r; sample = sample{self.partner}")
         self.flows, self.partner = own, outer
         for name, out, before, bound in zip(step.fields, step.outputs, step.before, step.bound, strict=True):
+            self._ready(name)
             if before.dtype != self.flows[name].logical:
                 self.flows[name].decode()
             other = f"partner of {name}"
             self.flows[other] = others[name]
             self._sample(step, number, key, [name, other], [before, before], [out], [bound])
             del self.flows[other]
+
+    def _behind(self, number: int) -> tuple[list[int], set[str]]:
+        """Give the steps that a step's fields come through before it, and all fields in these."""
+        ahead = [k for k in self.active if k < number]
+        needed = set(self.steps[number].fields)
+        for k in reversed(ahead):
+            if needed & set(self.steps[k].outputs):
+                needed |= set(self.steps[k].fields)
+            else:
+                ahead.remove(k)
+        return ahead, needed
 
     def _sample(
         self,
@@ -579,11 +623,10 @@ class _Fuser:
         self.code, self.parts = code, {}
         self.count = code.argument(len_of(self.sources))
         names = sorted({o.lengths for o in self.outputs if o.form != "fixed"})
-        given = "".join(f", order{k}" for k in range(len(order_params)))
         code.add("done = 0")
         with code.block("while done < count:"):
             code.add(f"m = min({BLOCK}, count - done)")
-            code.add(f"{code.function(order)}(first + done * step, step, rows[:m]{given})")
+            self._find()
             with code.block("for j in range(m):"):
                 code.add("r = rows[j]")
                 if self.base is not None:
@@ -605,13 +648,14 @@ class _Fuser:
                     code.add(f"out{k}[place + done + j] = {length}")
             code.add("done += m")
         code.add("return 0")
-        heads = [*FIXED, *(f"order{k}" for k in range(len(order_params))), *(f"out{k}" for k in range(len(names)))]
+        heads = [*FIXED, *(f"out{k}" for k in range(len(names)))]
         text, function = code.finish(jit.APART, heads)
         outputs = tuple(Output(name, Spec(np.dtype(np.int64), ()), np.dtype(np.int64), 1) for name in names)
         return Program(
             source=text,
             function=function,
             outputs=outputs,
+            find=order,
             order=tuple(order_params),
             arguments=tuple(code.arguments),
             scratch=tuple(code.scratch),
@@ -619,6 +663,99 @@ class _Fuser:
             steps=self.steps,
             notes=(),
         )
+
+    # -- places -------------------------------------------------------------------------------------------------------
+
+    def reach(self, order: Callable[..., Any], order_params: Sequence[Any]) -> Program:
+        """Write the function that tells where each row, and any partner of it, lies: for each field over a file the address
+        of the first byte and of the one after the last, both 0 where nothing is read."""
+        code, spans = self.code, [0]
+        names = {name for name, samples in self.sources.items() if residency.grounds({name: samples})}
+        code.add("done = 0")
+        with code.block("while done < count:"):
+            code.add(f"m = min({BLOCK}, count - done)")
+            self._find()
+            with code.block("for j in range(m):"):
+                code.add("r = rows[j]")
+                code.add("error[1] = r; error[3] = done + j")
+                cleared = len(code.lines)
+                if self.base is not None:
+                    with code.block("if r < 0:"):
+                        code.add("continue")
+                with code.block(f"if r < 0 or r >= {self.count}:"):
+                    code.refuse(-1)
+                self._touch(self.active, names, names, spans)
+            code.add("done += m")
+        code.add("return 0")
+        outs = [f"out{k}" for k in range(spans[0])]
+        text = "; ".join(f"{out}[place + done + j] = 0" for out in outs)
+        code.lines.insert(cleared, "    " * 3 + text)
+        code.owners.insert(cleared, -1)
+        heads = [*FIXED, *outs]
+        source, function = code.finish(jit.APART, heads)
+        number = Spec(np.dtype(np.int64), ())
+        return Program(
+            source=source,
+            function=function,
+            outputs=tuple(Output(out, number, number.dtype, 1) for out in outs),
+            find=order,
+            order=tuple(order_params),
+            arguments=tuple(code.arguments),
+            scratch=tuple(code.scratch),
+            owners=tuple(code.owners),
+            steps=self.steps,
+            notes=(),
+        )
+
+    def _touch(self, steps: list[int], needed: set[str], wanted: set[str], spans: list[int]) -> None:
+        """Write where row r lies, and where the partners lie that these steps draw for it."""
+        code, add = self.code, self.code.add
+        for name, samples in self.sources.items():
+            if name in needed and name in wanted:
+                self._span(name, samples, spans)
+        for number in steps:
+            if self.steps[number].bound[0].kind != "pair":
+                continue
+            own, outer = code.fresh("own"), self.partner
+            key = f"subkey(subkey(key, r), {self.steps[number].salt})"
+            add(f"{own} = r; r = randint({key}, 0, {self.count})")
+            self.partner = code.fresh("_p")
+            self._touch(*self._behind(number), wanted, spans)
+            self.partner = outer
+            add(f"r = {own}")
+
+    def _span(self, name: str, samples: Samples, spans: list[int]) -> None:
+        """Write the addresses of one field of row r."""
+        code, add, suffix = self.code, self.code.add, self.suffix[name] + self.partner
+        low, high = f"out{spans[0]}", f"out{spans[0] + 1}"
+        spans[0] += 2
+        _, base = self._row(samples, "r", suffix)
+        one = len(samples.parts) == 1
+        address = code.argument(int(samples.parts[0].flat.ctypes.data)) if one else f"{self._parts(samples)[0]}[k{suffix} + 1]"
+        item, at = samples.carrier.itemsize, "place + done + j"
+        inner = [*samples.shape[1:], *([samples.dtype.itemsize] if len(samples.strides) > len(samples.shape) else [])]
+        tail = samples.strides[len(samples.strides) - len(inner) :] if inner else ()
+        reach = [((n or 0) - 1) * s for n, s in zip(inner, tail, strict=True)]
+        before, after = sum(min(0, d) for d in reach), sum(max(0, d) for d in reach) + 1
+        if 0 in inner:
+            return
+        if not samples.shape:
+            add(f"{low}[{at}] = {address} + ({base} + {before}) * {item}")
+            add(f"{high}[{at}] = {address} + ({base} + {after}) * {item}")
+            return
+        n, stride = f"n{suffix}" if samples.shape[0] is None else samples.shape[0], samples.strides[0]
+        add(f"f{suffix} = 0; t{suffix} = {n} - 1")
+        if samples.low is not None or samples.high is not None:
+            least = f"l{suffix}" if samples.low is not None else f"min(0, h{suffix} - 1)"
+            most = f"h{suffix}" if samples.high is not None else f"max({n}, l{suffix} + 1)"
+            if samples.fill is None:  # the nearest element inside stands for those outside
+                add(f"f{suffix} = min(max(0, {least}), {most} - 1); t{suffix} = min(max({n} - 1, {least}), {most} - 1)")
+            else:
+                add(f"f{suffix} = max(0, {least}); t{suffix} = min({n}, {most}) - 1")
+        ends = (f"f{suffix}", f"t{suffix}") if stride >= 0 else (f"t{suffix}", f"f{suffix}")
+        with code.block(f"if f{suffix} <= t{suffix}:"):
+            add(f"{low}[{at}] = {address} + ({base} + {ends[0]} * {stride} + {before}) * {item}")
+            add(f"{high}[{at}] = {address} + ({base} + {ends[1]} * {stride} + {after}) * {item}")
 
 
 def _most(flow: Flow) -> int:

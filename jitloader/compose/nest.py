@@ -61,6 +61,7 @@ class Flow:
         self.fill: tuple[Any, int] | None = None  # the value outside, and how many value stages come before it
         self.shape: tuple[int, ...] | None = None  # after a reshape
         self.names: list[str] = []  # of the stages that are pending
+        self.loose = False  # the numbers lie at any byte: read one by one, never as an array of their dtype
 
     @property
     def lengths(self) -> tuple[int | str, ...]:
@@ -78,7 +79,7 @@ class Flow:
     @property
     def plain(self) -> bool:
         """Whether the sample lies in memory as it is."""
-        if any(isinstance(a.n, str) for a in self.axes[1:]) or self.shape is not None or self.values:
+        if self.loose or any(isinstance(a.n, str) for a in self.axes[1:]) or self.shape is not None or self.values:
             return False
         strides = contiguous([a.n if isinstance(a.n, int) else 1 for a in self.axes])
         return all(a.map is None and (a.stride == s or a.n == 1) for a, s in zip(self.axes, strides, strict=True))

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from .. import jit
+from .. import jit, residency
 from ..spec import Spec
 from ..stages import Step
 
+COUNTS = jit.Array("int64", 1)
 BLOCK = 256  # positions turned into rows at a time
-FIXED = ("first", "step", "count", "place", "key", "rows", "error")
+FIXED = ("first", "step", "count", "place", "key", "rows", "error", "find", "order")
 
 
 class Ragged(NamedTuple):
@@ -45,30 +47,54 @@ class Output(NamedTuple):
     lengths: str = ""
 
 
+class Later:
+    """A program that is written when it is first asked for."""
+
+    def __init__(self, make: Callable[[], Program]) -> None:
+        self._make = make
+        self._made: Program | None = None
+
+    def __call__(self) -> Program:
+        self._made = self._made or self._make()  # two threads at once write the same
+        return self._made
+
+
 class Program(NamedTuple):
-    """A pipeline as one function: `function(first, step, count, place, key, rows, error, *order, *outputs, *arguments)`.
+    """A pipeline as one function: `function(first, step, count, place, key, rows, error, find, order, *outputs, *arguments)`.
 
     It writes the samples at positions first, first + step, ... into rows place, place + 1, ... of the flat outputs, and
-    returns 0, or 1 with `error` = (number of the failed step + 1 or 0 for a row out of range, row, position). Where
-    rows vary in length, two int64 arrays follow each such output: the item at which each row starts, and how many
+    returns 0, or 1 with `error` = (number of the failed step + 1 or 0 for a row out of range, row, position), or 2 where
+    the order raised. Rows come from an order's own kernel, by its address and its arguments: one function serves all
+    orders. Where rows vary in length, two int64 arrays follow each such output: the item at which each row starts, and how many
     elements of the first axis it has; `measure`, a program of the same form, gives the lengths they are made from.
     """
 
     source: str
     function: Callable[..., int]
     outputs: tuple[Output, ...]
-    order: tuple[Any, ...]  # parameters of the order, as they were when composed; other epochs give others
+    find: Callable[..., Any]  # the order's kernel
+    order: tuple[Any, ...]  # and its parameters, as they were when composed; other epochs give others
     arguments: tuple[Any, ...]
     scratch: tuple[tuple[str, int], ...]  # dtype and size of per-thread buffers, the last arguments
     owners: tuple[int, ...]  # for each line of the source, the step it belongs to (-1: none)
     steps: tuple[Step, ...]
     notes: tuple[str, ...]  # how the steps were fused, a line each
     measure: Any = None  # Program | None
+    grounds: tuple[residency.Ground, ...] = ()  # the files below the sources
+    reach: Later | None = None  # tells which bytes of these a row reads
+    bound: residency.Bound | None = None
+
+    def bounded(self, bound: residency.Bound) -> Program:
+        """Give the program with a bound on the bytes of files that it keeps in memory."""
+        return self._replace(bound=bound)
+
+    def reaches(self, key: int, order: Sequence[Any]) -> list[Reach]:
+        """Give what tells which bytes of files rows read."""
+        return [Reach(self, key, order)] if self.grounds else []
 
     def signature(self) -> tuple[jit.Type, ...]:
         """Give the kernel types of all arguments."""
-        kinds: list[jit.Type] = [jit.INT] * 5 + [jit.Array("int64", 1)] * 2
-        kinds += [jit.typeof(p) for p in self.order]
+        kinds: list[jit.Type] = [jit.INT] * 5 + [COUNTS] * 2 + [jit.INT, COUNTS]
         for output in self.outputs:
             kinds.append(jit.Array(output.carrier.name, 1))
             if output.form != "fixed":
@@ -76,17 +102,29 @@ class Program(NamedTuple):
         kinds += [jit.typeof(a) for a in self.arguments]
         return tuple(kinds + [jit.Array(name, 1) for name, _ in self.scratch])
 
+    def ordered(self, find: Callable[..., Any], order: Sequence[Any]) -> Program:
+        """Give the program with rows from another order."""
+        measure = None if self.measure is None else self.measure.ordered(find, order)
+        return self._replace(find=find, order=tuple(order), measure=measure)
+
     def worker(self, key: int, order: Sequence[Any]) -> Worker:
         """Give one thread's hold on the program."""
         return Worker(self, key, order)
 
     def load(self) -> jit.Kernel:
-        """Give the program compiled."""
+        """Give the program compiled, and its order; and, where it must be known what rows read, what tells that."""
+        jit.load(self.find, self.finding())
+        if self.reach is not None and residency.has_chunks(self.grounds):
+            self.reach().ordered(self.find, self.order).load()
         return jit.load(self.function, self.signature(), name="fill")
+
+    def finding(self) -> tuple[jit.Type, ...]:
+        """Give the types that the order's kernel takes."""
+        return (jit.INT, jit.INT, COUNTS, *(jit.typeof(p) for p in self.order))
 
     def places(self) -> list[int]:
         """Give the place of each output among the arguments."""
-        at, found = len(FIXED) + len(self.order), []
+        at, found = len(FIXED), []
         for output in self.outputs:
             found.append(at)
             at += 1 if output.form == "fixed" else 3
@@ -100,8 +138,8 @@ class Program(NamedTuple):
             if output.form != "fixed":
                 outputs += [np.zeros(0, np.int64), np.zeros(0, np.int64)]
         own = [np.zeros(size, name) for name, size in self.scratch]
-        fixed = [0, 1, 0, 0, 0, np.zeros(BLOCK, np.int64), np.zeros(4, np.int64)]
-        return [*fixed, *self.order, *outputs, *self.arguments, *own]
+        fixed = [0, 1, 0, 0, 0, np.zeros(BLOCK, np.int64), np.zeros(4, np.int64), 0, np.zeros(0, np.int64)]
+        return [*fixed, *outputs, *self.arguments, *own]
 
     @property
     def nbytes(self) -> int:
@@ -115,7 +153,7 @@ class Worker:
     def __init__(self, program: Program, key: int, order: Sequence[Any] | None = None, plain: bool = False) -> None:
         self.program = program
         self.key = key
-        self.order = program.order if order is None else order
+        self.order = bind_order(program, order, plain)
         self.call = self._bind(program, plain)
         self.measure: jit.Call | None = None
         self.places = program.places()
@@ -124,13 +162,23 @@ class Worker:
             kernel = jit.plain(lay_rows, LAY) if plain else jit.load(lay_rows, LAY)
             none = np.zeros(0, np.int64)
             self.layer = kernel.bind(none, none, 0, 1, 1, none, none)
+        self.kept = residency.kept(program.grounds, program.bound)
+        given = program.order if order is None else order
+        self.reach = Reach(program, key, given, plain) if residency.has_chunks(program.grounds) else None
 
     def _bind(self, program: Program, plain: bool) -> jit.Call:
-        kernel = jit.plain(program.function, program.signature()) if plain else program.load()
-        values = program.values()
-        values[len(FIXED) : len(FIXED) + len(program.order)] = self.order
-        values[4] = self.key
-        return kernel.bind(*values)
+        return bind(program, self.key, self.order, plain)
+
+    def blank(self, byte: int) -> None:
+        """Forget what lies in the scratch: every byte of it becomes this one."""
+        last = len(self.call.kernel.signature)
+        for k in range(last - len(self.program.scratch), last):
+            self.call.value(k).view(np.uint8).fill(byte)
+
+    def reorder(self, *params: Any) -> None:
+        """Go on with other parameters of the order."""
+        for k, param in enumerate(params):
+            self.order.set(3 + k, param)
 
     def lengths(self, first: int, step: int, count: int, place: int, spans: Spans) -> Failure | None:
         """Write the lengths of the rows at positions first, first + step, ... from row `place` on."""
@@ -158,7 +206,60 @@ class Worker:
 
     def fill(self, first: int, step: int, count: int, place: int) -> Failure | None:
         """Write the rows at positions first, first + step, ... into the outputs, from row `place` on."""
-        return run(self.call, first, step, count, place)
+        if not self.kept:
+            return run(self.call, first, step, count, place)
+        program = self.program
+        spans = None if self.reach is None else self.reach(first, step, count)
+        with contextlib.closing(residency.pieces(program.grounds, spans, count, program.bound)) as pieces:
+            for low, high in pieces:
+                failed = run(self.call, first + low * step, step, high - low, place + low)
+                if failed is not None:
+                    return failed._replace(done=low + failed.done)
+        return None
+
+
+def bind(program: Program, key: int, order: jit.Call, plain: bool = False) -> jit.Call:
+    """Give a program's call, compiled or in plain Python, with outputs of no rows and rows from an order's call."""
+    kernel = jit.plain(program.function, program.signature()) if plain else program.load()
+    values = program.values()
+    values[4] = key
+    if order.plain:
+
+        def find(first: int, step: int, rows: np.ndarray) -> None:
+            program.find(first, step, rows, *(order.value(3 + k) for k in range(len(program.order))))
+
+        values[7] = find
+    else:
+        values[7:9] = order.address, order.words
+    return kernel.bind(*values)
+
+
+def bind_order(program: Program, params: Sequence[Any] | None, plain: bool = False) -> jit.Call:
+    """Give the call of a program's order."""
+    kinds = program.finding()
+    kernel = jit.plain(program.find, kinds) if plain else jit.load(program.find, kinds)
+    return kernel.bind(0, 1, np.zeros(0, np.int64), *(program.order if params is None else params))
+
+
+class Reach:
+    """One thread's hold on what tells which bytes a program reads."""
+
+    def __init__(self, program: Program, key: int, order: Sequence[Any], plain: bool = False) -> None:
+        assert program.reach is not None
+        self.inner = program.reach().ordered(program.find, order)
+        self.order = bind_order(self.inner, None, plain)
+        self.call = bind(self.inner, key, self.order, plain)
+
+    def __call__(self, first: int, step: int, count: int) -> residency.Spans:
+        """Give, for each field over a file, the first address of each row and the one after its last; where a row is out of
+        range, of the rows before it."""
+        found = [np.zeros(count, np.int64) for _ in self.inner.outputs]
+        for at, array in zip(self.inner.places(), found, strict=True):
+            self.call.set(at, array)
+        failed = run(self.call, first, step, count, 0)
+        if failed is not None:
+            found = [array * (np.arange(count) < failed.done) for array in found]
+        return list(zip(found[::2], found[1::2], strict=True))
 
 
 class WideWorker:
@@ -175,8 +276,12 @@ class WideWorker:
             f"{w}[c * {max(size, 1)} : (c + 1) * {max(size, 1)}]"
             for w, (_, size) in zip(own, program.scratch, strict=True)
         ]
-        heads = ["first", "step", "count", "place", "key", "rows", "error", "status", "chunks", *many, *own]
+        kinds = program.finding()
+        self.order = jit.load(program.find, kinds).bind(0, 1, np.zeros(0, np.int64), *order)
+        size = self.order.words.size
+        heads = ["first", "step", "count", "place", "key", "rows", "error", "find", "order", "status", "chunks", *many, *own]
         block = f"rows[c * {BLOCK} : (c + 1) * {BLOCK}], error[c * 4 : c * 4 + 4]"
+        block += f", find, order[c * {size} : (c + 1) * {size}]"
         given = ", ".join([block, *many, *parts])
         text = (
             f"def fill_wide({', '.join(heads)}):\n"
@@ -190,14 +295,14 @@ class WideWorker:
         exec(compile(text, jit.GENERATED, "exec"), scope)
         values = program.values()
         inner = values[len(FIXED) : len(values) - len(program.scratch)]
-        inner[: len(order)] = order
         self.status = np.zeros(chunks, np.int64)
         self.error = np.zeros(4 * chunks, np.int64)
         wide = [np.zeros(max(size, 1) * chunks, name) for name, size in program.scratch]
         rows = np.zeros(BLOCK * chunks, np.int64)
-        every = [0, 1, 0, 0, key, rows, self.error, self.status, chunks, *inner, *wide]
-        kinds = list(program.signature())
-        types = [*kinds[:7], jit.Array("int64", 1), jit.INT, *kinds[7:]]
+        words = np.tile(self.order.words, chunks)
+        every = [0, 1, 0, 0, key, rows, self.error, self.order.address, words, self.status, chunks, *inner, *wide]
+        own_types = list(program.signature())
+        types = [*own_types[:9], COUNTS, jit.INT, *own_types[9:]]
         self.call: Any = _Shifted(jit.load(scope["fill_wide"], types, parallel=True, name="fill_wide").bind(*every))
 
     def fill(self, first: int, step: int, count: int, place: int) -> Failure | None:
@@ -243,6 +348,8 @@ def run(call: jit.Call, first: int, step: int, count: int, place: int) -> Failur
     if not status:
         return None
     error = call.value(6)
+    if status == 2:
+        return Failure(-2, int(error[1]), int(error[3]))
     return Failure(int(error[0]) - 1, int(error[1]), int(error[2]))
 
 
@@ -286,7 +393,6 @@ def lay_rows(
     return total
 
 
-COUNTS = jit.Array("int64", 1)
 LAY: tuple[jit.Type, ...] = (COUNTS, COUNTS, jit.INT, jit.INT, jit.INT, COUNTS, COUNTS)  # what lay_rows takes
 
 
@@ -347,8 +453,11 @@ class Spans:
             self.ends, self.given = (array, array.ctypes.data), ends
 
 
-def collect(program: Any, worker: Any, first: int, step: int, count: int) -> tuple[list[Any], Failure | None]:
-    """Give the samples at positions first, first + step, ... as one batch of fresh arrays, and where that stopped.
+def collect(
+    program: Any, worker: Any, first: int, step: int, count: int, byte: int = 0
+) -> tuple[list[Any], Failure | None]:
+    """Give the samples at positions first, first + step, ... as one batch of fresh arrays, each `byte` of them such before,
+    and where that stopped.
 
     `program` and its `worker` are a Program and a Worker, or what behaves as they do.
     """
@@ -362,6 +471,8 @@ def collect(program: Any, worker: Any, first: int, step: int, count: int) -> tup
         layout = None if output.form == "fixed" else worker.lay_out(k, count, spans)
         items = count * output.size if layout is None else layout.total
         made.append((np.zeros(items, output.carrier), layout))
+        if byte:
+            made[-1][0].view(np.uint8).fill(byte)
         worker.call.set(at, made[-1][0])
     failed = worker.fill(first, step, count, 0)
     arrays = [

@@ -23,8 +23,8 @@ class Source:
         self.arguments: list[Any] = []
         self.scratch: list[tuple[str, int]] = []
         self.scope: dict[str, Any] = {
-            "np": np, "i64": rng.i64, "u64": rng.u64, "subkey": rng.subkey, "randint": rng.randint, "prefetch": jit.prefetch, "array_at": jit.array_at,
-            "copy_items": jit.copy_items, "shaped": jit.shaped,
+            "np": np, "i64": rng.i64, "u64": rng.u64, "subkey": rng.subkey, "randint": rng.randint, "prefetch": jit.prefetch, "find_rows": jit.find_rows, "array_at": jit.array_at,
+            "copy_items": jit.copy_items, "shaped": jit.shaped, "as_bytes": jit.as_bytes,
         }  # fmt: skip
         self.depth, self.step = 1, -1
         self._functions: dict[int, str] = {}

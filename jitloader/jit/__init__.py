@@ -40,8 +40,10 @@ from .refuse import refuse as refuse
 from .store import cache_folder as cache_folder
 from .store import clear_cache as clear_cache
 from .words import array_at as array_at
+from .words import as_bytes as as_bytes
 from .words import bits_of as bits_of
 from .words import copy_items as copy_items
+from .words import find_rows as find_rows
 from .words import flat as flat
 from .words import float32_of as float32_of
 from .words import float64_of as float64_of

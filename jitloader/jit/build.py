@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import struct
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -13,7 +14,7 @@ from .. import rng
 from .depends import GENERATED, helpers, ours, plain_function
 from .kinds import FLOAT, Array, Type
 from .refuse import REFUSED, CompileError, reason_of, users
-from .words import array_at, bits_of, copy_items, flat, float32_of, float64_of, prefetch, shaped
+from .words import array_at, as_bytes, bits_of, copy_items, find_rows, flat, float32_of, float64_of, prefetch, shaped
 
 
 def undefined(code: bytes) -> list[str]:
@@ -56,7 +57,9 @@ def compile_function(
         if isinstance(kind, Array):
             shape = "".join(f"words[{at + 1 + k}]," for k in range(kind.ndim))
             scope[f"t{i}"] = numba_type(kind.dtype)
-            lines.append(f"a{i} = carray(pointer(words[{at}], t{i}), ({shape}))")
+            flat_table = f"table(words[{at}], words[{at + 1}], t{i})"
+            made = flat_table if kind.ndim == 1 else f"carray(pointer(words[{at}], t{i}), ({shape}))"
+            lines.append(f"a{i} = {made if kind.aligned else f'loose({made})'}")
             at += 1 + kind.ndim
         else:
             lines.append(f"a{i} = {'real' if kind == FLOAT else ''}(words[{at}])")
@@ -122,6 +125,7 @@ def numba_type(dtype: str) -> Any:
 
 
 _registered: dict[int, Any] = {}
+_LOWERED = (rng.u64, rng.i64, prefetch, find_rows, copy_items)
 
 
 def register(function: Callable[..., Any], parallel: bool = False) -> None:
@@ -130,10 +134,14 @@ def register(function: Callable[..., Any], parallel: bool = False) -> None:
 
     _intrinsics()
     for helper in [*helpers(function), plain_function(function)]:
-        if id(helper) not in _registered and helper not in (rng.u64, rng.i64):
+        if id(helper) not in _registered and helper not in _LOWERED:
             # A user's loop may leave its array: that must be an error of the row, never other rows' memory.
             # Nobody calls it but the kernel: wrappers for Python and C would be compiled for nothing.
-            options: dict[str, Any] = {"boundscheck": not ours(helper), "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+            options: dict[str, Any] = {
+                "boundscheck": not ours(helper),
+                "no_cpython_wrapper": True,
+                "no_cfunc_wrapper": True,
+            }
             if parallel and helper is plain_function(function):
                 options["parallel"] = True
             register_jitable(error_model="numpy", **options)(helper)
@@ -149,6 +157,7 @@ def _intrinsics() -> dict[str, Any]:
         return _tools
     from llvmlite import ir
     from numba import carray
+    from numba.core import cgutils
     from numba.extending import intrinsic, overload
 
     nt = numba_types()
@@ -175,49 +184,64 @@ def _intrinsics() -> dict[str, Any]:
         return nt.float32(nt.uint32), lambda target, builder, signature, args: builder.bitcast(args[0], ir.FloatType())
 
     @intrinsic  # type: ignore[untyped-decorator, unused-ignore]
-    def prefetch_item(context, array, index):  # type: ignore[no-untyped-def]
+    def table(context, address, size, dtype):  # type: ignore[no-untyped-def]
+        item = dtype.dtype if hasattr(dtype, "dtype") else dtype.instance_type
+        result = nt.Array(item, 1, "C")
+
         def lower(target, builder, signature, args):  # type: ignore[no-untyped-def]
-            data = target.make_array(signature.args[0])(target, builder, args[0]).data
-            byte, number = ir.IntType(8).as_pointer(), ir.IntType(32)
-            kind = ir.FunctionType(ir.VoidType(), [byte, number, number, number])
-            function = builder.module.declare_intrinsic("llvm.prefetch", [byte], kind)
-            place = builder.bitcast(builder.gep(data, [args[1]]), byte)
-            builder.call(function, [place, *(ir.Constant(number, n) for n in (0, 3, 1))])
-            return target.get_dummy_value()
+            kind = target.get_data_type(item)
+            nbytes = ir.Constant(ir.IntType(64), target.get_abi_sizeof(kind))
+            array = target.make_array(result)(target, builder)
+            array.meminfo = array.parent = ir.Constant(ir.IntType(8).as_pointer(), None)
+            array.nitems, array.itemsize = args[1], nbytes
+            array.data = builder.inttoptr(args[0], kind.as_pointer())
+            array.shape, array.strides = (cgutils.pack_array(builder, [n]) for n in (args[1], nbytes))
+            return array._getvalue()
 
-        return nt.void(array, nt.int64), lower
+        return result(nt.int64, nt.int64, dtype), lower
 
-    for cast, number in ((rng.u64, nt.uint64), (rng.i64, nt.int64)):
-        _casts(cast, number)
+    def touch(target, builder, signature, args):  # type: ignore[no-untyped-def]
+        data = target.make_array(signature.args[0])(target, builder, args[0]).data
+        byte, number = ir.IntType(8).as_pointer(), ir.IntType(32)
+        kind = ir.FunctionType(ir.VoidType(), [byte, number, number, number])
+        function = builder.module.declare_intrinsic("llvm.prefetch", [byte], kind)
+        place = builder.bitcast(builder.gep(data, [args[1]]), byte)
+        builder.call(function, [place, *(ir.Constant(number, n) for n in (0, 3, 1))])
+        return target.get_dummy_value()
 
-    @overload(prefetch)  # type: ignore[untyped-decorator, unused-ignore]
-    def touch(array, index):  # type: ignore[no-untyped-def]
-        return lambda array, index: prefetch_item(array, index)
+    def find(target, builder, signature, args):  # type: ignore[no-untyped-def]
+        words, rows = (target.make_array(signature.args[k])(target, builder, args[k]) for k in (1, 4))
+        word, byte = ir.IntType(64), ir.IntType(8).as_pointer()
+        for k, value in enumerate((args[2], args[3], builder.ptrtoint(rows.data, word), rows.nitems)):
+            builder.store(value, builder.gep(words.data, [ir.Constant(word, k)]))
+        # Numba's own calling convention, as in kernel.Call.
+        result, reason = cgutils.alloca_once(builder, word), cgutils.alloca_once(builder, byte)
+        pointer, nothing, eight = word.as_pointer(), ir.Constant(byte, None), ir.Constant(word, 8)
+        kinds = [result.type, reason.type, byte, byte, word, word, pointer, word, word]
+        entry = builder.inttoptr(args[0], ir.FunctionType(ir.IntType(32), kinds).as_pointer())
+        given = [result, reason, nothing, nothing, words.nitems, eight, words.data, words.nitems, eight]
+        status = builder.call(entry, given)
+        good = builder.or_(*(builder.icmp_signed("==", status, ir.Constant(status.type, n)) for n in (0, -2)))
+        return builder.select(good, ir.Constant(word, 0), ir.Constant(word, 1))
 
-    @overload(_word)  # type: ignore[untyped-decorator, unused-ignore]
-    def word(x):  # type: ignore[no-untyped-def]
-        if isinstance(x, nt.NoneType):
-            return lambda x: 0
-        return lambda x: np.int64(x)
+    def move(target, builder, signature, args):  # type: ignore[no-untyped-def]
+        to, source = (target.make_array(signature.args[k])(target, builder, args[k]).data for k in (0, 2))
+        size = target.get_abi_sizeof(target.get_data_type(signature.args[0].dtype))
+        length = builder.mul(args[4], ir.Constant(ir.IntType(64), size))
+        byte = ir.IntType(8).as_pointer()
+        kind = ir.FunctionType(ir.VoidType(), [byte, byte, ir.IntType(64), ir.IntType(1)])
+        function = builder.module.declare_intrinsic("llvm.memcpy", [byte, byte, ir.IntType(64)], kind)
+        ends = (builder.bitcast(builder.gep(p, [i]), byte) for p, i in ((to, args[1]), (source, args[3])))
+        builder.call(function, [*ends, length, ir.Constant(ir.IntType(1), 0)])
+        return target.get_dummy_value()
 
-    @intrinsic  # type: ignore[untyped-decorator, unused-ignore]
-    def move(context, target, at, source, start, count):  # type: ignore[no-untyped-def]
-        def lower(backend, builder, signature, args):  # type: ignore[no-untyped-def]
-            to, source = (backend.make_array(signature.args[k])(backend, builder, args[k]).data for k in (0, 2))
-            size = backend.get_abi_sizeof(backend.get_data_type(signature.args[0].dtype))
-            length = builder.mul(args[4], ir.Constant(ir.IntType(64), size))
-            byte = ir.IntType(8).as_pointer()
-            kind = ir.FunctionType(ir.VoidType(), [byte, byte, ir.IntType(64), ir.IntType(1)])
-            function = builder.module.declare_intrinsic("llvm.memcpy", [byte, byte, ir.IntType(64)], kind)
-            ends = (builder.bitcast(builder.gep(p, [i]), byte) for p, i in ((to, args[1]), (source, args[3])))
-            builder.call(function, [*ends, length, ir.Constant(ir.IntType(1), 0)])
-            return backend.get_dummy_value()
-
-        return nt.void(target, nt.int64, source, nt.int64, nt.int64), lower
-
-    @overload(copy_items)  # type: ignore[untyped-decorator, unused-ignore]
-    def copying(target, at, source, start, count):  # type: ignore[no-untyped-def]
-        return lambda target, at, source, start, count: move(target, at, source, start, count)
+    n = nt.int64
+    _in_place(rng.u64, lambda x: nt.uint64(x) if isinstance(x, (nt.Number, nt.Boolean)) else None, _cast)
+    _in_place(rng.i64, lambda x: n(x) if isinstance(x, (nt.Number, nt.Boolean)) else None, _cast)
+    _in_place(prefetch, lambda array, index: nt.void(array, n), touch)
+    _in_place(find_rows, lambda find, words, first, step, rows: n(n, words, n, n, rows), find)
+    _in_place(_word, lambda x: n(x), _cast)
+    _in_place(copy_items, lambda target, at, source, start, count: nt.void(target, n, source, n, n), move)
 
     @intrinsic  # type: ignore[untyped-decorator, unused-ignore]
     def item(context, array, index):  # type: ignore[no-untyped-def]
@@ -226,6 +250,23 @@ def _intrinsics() -> dict[str, Any]:
             return builder.gep(data, [args[1]])
 
         return nt.CPointer(array.dtype)(array, nt.int64), lower
+
+    @intrinsic  # type: ignore[untyped-decorator, unused-ignore]
+    def loose(context, array):  # type: ignore[no-untyped-def]
+        result = nt.Array(array.dtype, array.ndim, array.layout, aligned=False)
+        return result(array), lambda target, builder, signature, args: args[0]
+
+    @intrinsic  # type: ignore[untyped-decorator, unused-ignore]
+    def first_byte(context, array):  # type: ignore[no-untyped-def]
+        def lower(target, builder, signature, args):  # type: ignore[no-untyped-def]
+            data = target.make_array(signature.args[0])(target, builder, args[0]).data
+            return builder.bitcast(data, ir.IntType(8).as_pointer())
+
+        return nt.CPointer(nt.uint8)(array), lower
+
+    @overload(as_bytes)  # type: ignore[untyped-decorator, unused-ignore]
+    def bytes_of(array):  # type: ignore[no-untyped-def]
+        return lambda array: carray(first_byte(array), (array.size * array.itemsize,))
 
     @overload(flat)  # type: ignore[untyped-decorator, unused-ignore]
     def flattened(array):  # type: ignore[no-untyped-def]
@@ -238,6 +279,8 @@ def _intrinsics() -> dict[str, Any]:
     @overload(array_at)  # type: ignore[untyped-decorator, unused-ignore]
     def at(address, size, like):  # type: ignore[no-untyped-def]
         item = like.dtype
+        if not like.aligned:
+            return lambda address, size, like: loose(carray(pointer(address, item), (size,)))
         return lambda address, size, like: carray(pointer(address, item), (size,))
 
     @overload(bits_of)  # type: ignore[untyped-decorator, unused-ignore]
@@ -252,23 +295,25 @@ def _intrinsics() -> dict[str, Any]:
     def single(bits):  # type: ignore[no-untyped-def]
         return lambda bits: short(np.uint32(bits))
 
-    _tools.update(pointer=pointer, real=real, carray=carray, word=_word)
+    _tools.update(pointer=pointer, table=table, real=real, carray=carray, loose=loose, word=_word)
     return _tools
 
 
-def _casts(function: Callable[..., int], number: Any) -> None:
-    """Let a function of ours be a cast: lowered in place, where an overload would be compiled once for each type."""
+def _in_place(function: Callable[..., Any], typer: Callable[..., Any], lower: Callable[..., Any]) -> None:
+    """Let a function of ours be lowered where it is called: an overload would be compiled, once for each set of types."""
     from numba.extending import lower_builtin, type_callable
-
-    nt = numba_types()
 
     @type_callable(function)  # type: ignore[untyped-decorator, unused-ignore]
     def typed(context):  # type: ignore[no-untyped-def]
-        return lambda x: number if isinstance(x, (nt.Number, nt.Boolean)) else None
+        return typer
 
-    @lower_builtin(function, nt.Any)  # type: ignore[untyped-decorator, unused-ignore]
-    def lowered(context, builder, signature, args):  # type: ignore[no-untyped-def]
-        return context.cast(builder, args[0], signature.args[0], number)
+    lower_builtin(function, *[numba_types().Any] * len(inspect.signature(function).parameters))(lower)
+
+
+def _cast(target: Any, builder: Any, signature: Any, args: Any) -> Any:
+    if isinstance(signature.args[0], numba_types().NoneType):
+        return target.get_constant(signature.return_type, 0)
+    return target.cast(builder, args[0], signature.args[0], signature.return_type)
 
 
 def _word(x: Any) -> int:

@@ -90,6 +90,11 @@ class Call:
             self.words[: len(numbers)] = numbers
 
     @property
+    def address(self) -> int:
+        """Where the machine code begins, for a kernel that calls this one over `words`."""
+        return int(ctypes.cast(self._function, ctypes.c_void_p).value or 0)
+
+    @property
     def plain(self) -> bool:
         """Whether it runs in plain Python."""
         return self._function is None

@@ -5,6 +5,8 @@ from __future__ import annotations
 import ctypes
 import math
 import struct
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -15,6 +17,13 @@ def prefetch(array: np.ndarray, index: int) -> None:
     """Ask the processor to bring `array[index]` into its cache; in plain Python, nothing."""
 
 
+def find_rows(find: Callable[..., Any], words: np.ndarray, first: int, step: int, rows: np.ndarray) -> int:
+    """Let an order write the rows at positions first, first + step, ...; gives 0. In a kernel `find` is the address of the
+    order's own kernel and `words` are its arguments, of which these are the first; gives 1 where it raised."""
+    find(first, step, rows)
+    return 0
+
+
 def copy_items(target: np.ndarray, at: int, source: np.ndarray, start: int, count: int) -> None:
     """Copy `count` items of one dtype between flat arrays that do not overlap; a constant count becomes plain moves."""
     target[at : at + count] = source[start : start + count]
@@ -23,6 +32,11 @@ def copy_items(target: np.ndarray, at: int, source: np.ndarray, start: int, coun
 def flat(array: np.ndarray) -> np.ndarray:
     """Give a C-contiguous array as a 1-D one over the same memory: `reshape` in a kernel needs Numba in every process."""
     return array.reshape(-1)
+
+
+def as_bytes(array: np.ndarray) -> np.ndarray:
+    """Give a C-contiguous array as the bytes it lies in."""
+    return array.reshape(-1).view(np.uint8)
 
 
 def shaped(array: np.ndarray, at: int, shape: tuple[int, ...]) -> np.ndarray:

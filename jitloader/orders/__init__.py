@@ -14,5 +14,6 @@ from .labels import grouped as grouped
 from .labels import stratified as stratified
 from .schedule import mixed as mixed
 from .shuffle import blocks as blocks
+from .shuffle import blocks_rows as blocks_rows
 from .shuffle import sequential as sequential
 from .shuffle import shuffled as shuffled

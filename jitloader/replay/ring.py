@@ -22,6 +22,31 @@ class Snapshot(NamedTuple):
     version: int
 
 
+def row_spec(name: str, spec: Any) -> tuple[np.dtype, tuple[int | None, ...]]:
+    """Give a spec, a dtype or a pair (dtype, shape of one row), as that pair."""
+    dtype, shape = spec if isinstance(spec, tuple) else (spec, ())
+    sizes = tuple(shape) if isinstance(shape, (tuple, list)) else (shape,)
+    if np.dtype(dtype).hasobject:
+        raise TypeError(f"field {name}: {np.dtype(dtype)} is not of fixed size")
+    return np.dtype(dtype), tuple(None if n is None else operator.index(n) for n in sizes)
+
+
+def check_cast(name: str, value: np.ndarray, dtype: np.dtype) -> None:
+    """Refuse values that a dtype does not hold: integers out of range and text too long by ValueError, other kinds by
+    TypeError."""
+    if np.can_cast(value.dtype, dtype, "safe") or value.size == 0:
+        return
+    if value.dtype.kind in "iu" and dtype.kind in "iu":
+        limits = np.iinfo(dtype)
+        low, high = int(value.min()), int(value.max())
+        if low < limits.min or high > limits.max:
+            raise ValueError(f"field {name}: {low if low < limits.min else high} does not fit {dtype}")
+    elif not np.can_cast(value.dtype, dtype, "same_kind"):
+        raise TypeError(f"field {name}: {value.dtype} does not go into {dtype}")
+    elif dtype.kind in "SU":
+        raise ValueError(f"field {name}: text of {value.dtype} does not fit {dtype}")
+
+
 class Ring:
     """Keep the last `capacity` rows written: one array a field, overwritten in a circle.
 
@@ -48,11 +73,10 @@ class Ring:
             raise ValueError("a ring without fields: name at least one, as in Ring(1000, reward='float32')")
         arrays = {}
         for name, spec in specs.items():
-            dtype, shape = spec if isinstance(spec, tuple) else (spec, ())
-            shape = (operator.index(shape),) if not isinstance(shape, (tuple, list)) else tuple(shape)
-            if np.dtype(dtype).hasobject:
-                raise TypeError(f"field {name}: {np.dtype(dtype)} is not of fixed size")
-            arrays[name] = np.zeros((self._capacity, *shape), dtype)
+            dtype, shape = row_spec(name, spec)
+            if None in shape:
+                raise ValueError(f"field {name}: rows of a ring have one shape, got {shape}")
+            arrays[name] = np.zeros((self._capacity, *(int(n or 0) for n in shape)), dtype)
         self._arrays = arrays
         self._ends: dict[tuple[str, str | None], np.ndarray] = {}
         self._longer: dict[str, np.ndarray] = {}
@@ -113,15 +137,7 @@ class Ring:
             value = values[name]
             if value.ndim < 1 or value.shape[1:] != array.shape[1:]:
                 raise ValueError(f"field {name}: rows are {array.shape[1:]}, not {value.shape[1:]}")
-            if np.can_cast(value.dtype, array.dtype, "safe") or value.size == 0:
-                continue
-            if value.dtype.kind in "iu" and array.dtype.kind in "iu":
-                limits = np.iinfo(array.dtype)
-                low, high = int(value.min()), int(value.max())
-                if low < limits.min or high > limits.max:
-                    raise ValueError(f"field {name}: {low if low < limits.min else high} does not fit {array.dtype}")
-            elif not np.can_cast(value.dtype, array.dtype, "same_kind"):
-                raise TypeError(f"field {name}: {value.dtype} does not go into {array.dtype}")
+            check_cast(name, value, array.dtype)
         return values
 
     def _write(self, values: dict[str, np.ndarray], n: int) -> np.ndarray:

@@ -110,6 +110,18 @@ def writable(dtype: np.dtype, name: str) -> np.dtype:
     return dtype
 
 
+def gives_value(function: Kernel) -> bool:
+    """Whether some path of a function returns anything but None."""
+    before = None
+    for here in dis.get_instructions(jit.plain_function(function)):
+        if here.opname == "RETURN_CONST" and here.argval is not None:
+            return True
+        if here.opname == "RETURN_VALUE" and (before is None or before.opname != "LOAD_CONST" or before.argval is not None):
+            return True
+        before = here
+    return False
+
+
 def caller() -> str:
     """Give the file and line of the first frame outside this package."""
     frame = sys._getframe(1)
@@ -281,6 +293,8 @@ def stage(
         raise TypeError(f"stage takes a function {wanted}, got {called(function)}")
     function = written_in_python(function)
     name = getattr(function, "__name__", "stage")
+    if gives_value(function):
+        raise TypeError(f"{name} returns a value, which nobody would see: a stage writes every element of its target")
     size = None if shape is None else _sizes(shape, name)
     kind = None if dtype is None else writable(np.dtype(dtype), name)
 

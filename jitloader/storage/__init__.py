@@ -1,8 +1,8 @@
 """Where bytes live: the formats people already have, mapped where they lie, and folders of arrays saved as a whole.
 
 Opening costs O(fields) at any size. Arrays are plain, read-only np.ndarray views over the map; their bytes are read
-when they are used, and the file stays open for as long as a view lives. What cannot be mapped is refused, with the
-remedy.
+when they are used, and the file stays open for as long as a view lives. What lies in chunks (HDF5, Zarr) is decoded into
+memory that stands for a map of it (`chunked`). What can be neither is refused, with the remedy.
 A format is a module with `SUFFIXES`, `sniff(head, path)` and `fields(map)`, and its line in `FORMATS`.
 """
 
@@ -22,14 +22,34 @@ import numpy.typing as npt
 
 from jitloader.errors import DataError
 
-from . import arrow, cifar, download, hdf5, huggingface, idx, npy, npz, parquet, raw, remote, safetensors
-from .folder import as_listed
+from . import (
+    arrow,
+    chunked,
+    cifar,
+    download,
+    hdf5,
+    huggingface,
+    idx,
+    mapped,
+    npy,
+    npz,
+    parquet,
+    raw,
+    remote,
+    safetensors,
+    zarr,
+)
+from .folder import as_listed, with_parts
 from .folder import blocks as blocks
 from .folder import create_fields as create_fields
 from .folder import open_folder as open_folder
+from .folder import recall as recall
+from .folder import remember as remember
 from .folder import save_fields as save_fields
 from .folder import target_path as target_path
 from .folder import tidy as tidy
+from .grow import begun as begun
+from .grow import grow_fields as grow_fields
 from .mapped import Array, Fields, listing, map_file, pick
 from .mapped import Column as Column
 from .mapped import Location as Location
@@ -41,7 +61,6 @@ from .mapped import full_path as full_path
 from .mapped import locate as locate
 from .mapped import mapping as mapping
 from .mapped import need as need
-from .mapped import reopen as reopen
 from .mapped import watch as watch
 from .unpacked import Unpack as Unpack
 
@@ -86,14 +105,14 @@ def open_array(
         return raw.open_raw(path, dtype, shape, offset)
     if shape is not None or offset:
         raise DataError(f"{full_path(path)}: shape and offset are for raw files; give dtype too")
-    if os.path.isdir(path):
+    if os.path.isdir(path) and not zarr.is_store(full_path(path)):
         raise IsADirectoryError(
             errno.EISDIR, "a folder, one file expected (open_fields takes folders)", full_path(path)
         )
     found = _fields(path)
     if len(found) != 1:
         raise DataError(
-            f"{full_path(path)}: one array expected, {len(found)} found ({listing(found)}); use open_fields"
+            f"{full_path(path)}: one array expected, {len(found)} found ({listing(found)}); jl.open takes them all"
         )
     return next(iter(found.values()))()
 
@@ -147,7 +166,7 @@ def open_with_meta(
                 return _far_folder(os.fsdecode(path), fields, options, progress)
             except OSError:
                 raise missing from None
-    if not more and os.path.isdir(full_path(path)) and not huggingface.sniff(path):
+    if not more and os.path.isdir(full_path(path)) and not _is_store(full_path(path)):
         arrays, meta = open_folder(path, fields)
         return {**arrays}, meta
     if more and unpack is not None and not isinstance(unpack, bool):
@@ -197,28 +216,67 @@ def _far_folder(
             )
     if not found and fields is None:
         raise DataError(f"{remote.shown(url)}: a folder without .npy files: at least one expected, none found")
-    return pick(found, fields, remote.shown(url)), {} if manifest is None else manifest["meta"]
+    return pick(found, with_parts(fields, manifest), remote.shown(url)), {} if manifest is None else manifest["meta"]
 
 
 def _plain(path: Path) -> Array:
     """Map a .npy of a folder that was saved."""
-    mapped = map_file(path)
-    return npy.read(mapped, 0, len(mapped), mapped.path)
+    whole = map_file(path)
+    return npy.read(whole, 0, len(whole), whole.path)
+
+
+def reopen(
+    path: Path,
+    dtype: npt.DTypeLike,
+    shape: tuple[int, ...],
+    strides: tuple[int, ...],
+    offset: int,
+    size: int | None = None,
+    dataset: str | None = None,
+) -> Array:
+    """Open what `locate` named: a read-only array of the same dtype, shape and strides, of the file or dataset at `path`.
+
+    Raises OSError where the file is gone, DataError where it is not `size` bytes long or too short for the array.
+    """
+    if dataset is None:
+        return mapped.reopen(path, dtype, shape, strides, offset, size)
+    path = full_path(path)
+    now = os.stat(path).st_size
+    if size is not None and size != now:
+        raise DataError(f"{path}: not the file it was: {size} bytes expected, {now} found")
+    whole = pick(hdf5.fields(map_file(path)), [dataset], path)[dataset] if dataset else zarr.read(path)
+    below = mapping(whole)
+    if below is None or not isinstance(below.map, Map):
+        raise DataError(f"{path}: not the file it was: a chunked dataset expected")
+    return mapped.see(below.map, dtype, shape, strides, offset)
+
+
+def is_chunked(array: Array) -> bool:
+    """Whether an array stands for a chunked dataset, of which no more is in memory than was brought in."""
+    below = mapping(array)
+    return below is not None and isinstance(below.map, chunked.Chunked)
+
+
+def _is_store(path: str) -> bool:
+    """Whether a folder is one that another library keeps arrays in."""
+    return zarr.is_store(path) or huggingface.sniff(path)
 
 
 def _fields(path: Path, unpack: Unpack = None, wanted: Collection[str] | None = None) -> Fields:
     """Find a file's format, by content first and name second, and what it holds."""
     path = full_path(path)
+    if zarr.is_store(path):
+        return zarr.fields(path)
     if os.path.isdir(path):
         if huggingface.sniff(path):
             return huggingface.fields(path)
         arrays, _ = open_folder(path)
         return {name: functools.partial(np.asarray, array) for name, array in arrays.items()}
-    mapped = map_file(path)
-    head = mapped[:65536]
+    whole = map_file(path)
+    head = whole[:65536]
 
     def read(form: ModuleType) -> Fields:
-        return form.fields(mapped, unpack, wanted) if form in _UNPACKED else form.fields(mapped)  # type: ignore[no-any-return]
+        return form.fields(whole, unpack, wanted) if form in _UNPACKED else form.fields(whole)  # type: ignore[no-any-return]
 
     for form in FORMATS:
         if form.sniff(head, path):
@@ -230,5 +288,6 @@ def _fields(path: Path, unpack: Unpack = None, wanted: Collection[str] | None = 
         if form.SUFFIXES and path.endswith(form.SUFFIXES):
             return read(form)
     raise DataError(
-        f"{path}: a known format expected, {head[:8]!r} found ({len(mapped)} bytes); for a raw file give dtype"
+        f"{path}: a known format expected, {head[:8]!r} found ({len(whole)} bytes); "
+        "a raw file is np.memmap(path, dtype), a table of text pandas.read_csv(path), given to jl.Dataset"
     )

@@ -31,7 +31,7 @@ from jitloader.bars import bar
 from jitloader.errors import DataError
 
 from . import remote as _remote
-from .folder import MANIFEST, locked, read_manifest, sync
+from .folder import MANIFEST, locked, read_manifest, sync, with_parts
 from .remote import Changed, Interrupted, Remote, shown
 
 RANGE = 8 << 20  # bytes of one request: at 100 MB/s a connection is made every 0.1 s, and as much is lost by a kill
@@ -53,11 +53,13 @@ def data_folder() -> str:
         os.makedirs(named, exist_ok=True)
         return os.path.abspath(named)
     base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    if os.path.isabs(base):  # "~" stays as it is where there is no home
-        folder = os.path.join(base, "jitloader", "files")
+    uid = os.getuid() if hasattr(os, "getuid") else 0
+    for folder in (os.path.join(base, "jitloader", "files"), f"{tempfile.gettempdir()}/jitloader-{uid}-files"):
         with contextlib.suppress(OSError):
-            os.makedirs(folder, mode=0o700, exist_ok=True)
-            return folder
+            if os.path.isabs(folder):  # "~" stays as it is where there is no home
+                os.makedirs(folder, mode=0o700, exist_ok=True)
+                if os.access(folder, os.W_OK) and (uid == 0 or os.stat(folder).st_uid == uid):
+                    return folder
     return tempfile.mkdtemp(prefix="jitloader-files-")
 
 
@@ -77,7 +79,7 @@ def fetch(url: str, options: Mapping[str, Any] | None = None, progress: bool = T
             found = _probed(url, options, 1 if kept else TRIES)
         except Interrupted as error:
             if not kept:
-                raise OSError(_code(error), f"not reached: {error}", shown(url)) from None
+                raise _unreached(error, url) from None
             day = time.strftime("%Y-%m-%d", time.localtime(os.path.getmtime(kept)))
             warnings.warn(f"{shown(url)}: not reached ({error}); the copy of {day} is used", UserWarning, stacklevel=2)
             return _used(kept)
@@ -102,12 +104,17 @@ def fetch_folder(
             if _remote.scheme(url) in ("http", "https"):
                 told = f"{error.strerror}: of http, which lists no folders, one that jitloader saved expected"
                 raise FileNotFoundError(errno.ENOENT, told, error.filename) from None
-            places = {one.rpartition("/")[2][:-4]: one for one in _remote.listing(url, options)}
+            try:
+                listing = _remote.listing(url, options)
+            except Interrupted as error:
+                raise _unreached(error, url) from None
+            places = {one.rpartition("/")[2][:-4]: one for one in listing}
             return {n: fetch(at, options, progress) for n, at in places.items() if fields is None or n in fields}, None
         manifest = read_manifest(os.path.dirname(listed))
         if manifest is None:
             raise DataError(f"{_remote.join(url, MANIFEST)}: written by another program")
-        names = [name for name in manifest["fields"] if fields is None or name in fields]
+        wanted = with_parts(fields, manifest)
+        names = [name for name in manifest["fields"] if wanted is None or name in wanted]
         paths = {name: fetch(_remote.join(url, name + ".npy"), options, progress) for name in names}
         if fetch(_remote.join(url, MANIFEST), options, False) == listed:
             return paths, manifest
@@ -127,6 +134,10 @@ def _probed(url: str, options: Mapping[str, Any] | None, tries: int) -> Remote:
 
 def _pause(number: int) -> None:
     time.sleep(PAUSE * 2**number * (0.5 + random.random() / 2))  # not all at once, where many were refused
+
+
+def _unreached(error: Interrupted, url: str) -> OSError:
+    return OSError(_code(error), f"not reached: {error}", shown(url))
 
 
 def _code(error: Interrupted) -> int:
@@ -271,6 +282,8 @@ class _Download:
                 self._fetch(todo)
             if self.found.confirm is not None:
                 self.found.confirm()
+        except Interrupted as error:
+            raise self._broken(error) from None
         except Changed:
             shutil.rmtree(self.entry, ignore_errors=True)  # half of a version that is no more
             raise

@@ -27,11 +27,13 @@ import os
 import reprlib
 import shutil
 import sys
+import time
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from numpy.lib.format import descr_to_dtype
 
 from jitloader.errors import DataError
 
@@ -45,6 +47,7 @@ VERSION = 1
 _STAGE = ".new-"
 _BLOCK = 1 << 23
 _TRIES = 100
+_NOTING = 0.3  # seconds that a writer waits for one that only notes something
 _MAX_MANIFEST = 1 << 26
 _BAD_IN_NAMES = set('/\\:*?"<>|')
 
@@ -59,7 +62,9 @@ def open_folder(path: Path, fields: Collection[str] | None = None) -> tuple[dict
     for _ in range(_TRIES):
         manifest = read_manifest(path)
         try:
-            found = pick(_plain(path) if manifest is None else _listed(path, manifest), fields, path)
+            found = pick(
+                _plain(path) if manifest is None else _listed(path, manifest), with_parts(fields, manifest), path
+            )
         except (OSError, DataError):
             if _token(read_manifest(path)) == _token(manifest):
                 raise
@@ -67,6 +72,15 @@ def open_folder(path: Path, fields: Collection[str] | None = None) -> tuple[dict
         if _token(read_manifest(path)) == _token(manifest):
             return found, {} if manifest is None else manifest["meta"]
     raise DataError(f"{path}: saved anew {_TRIES} times while it was opened; a folder at rest expected")
+
+
+def with_parts(fields: Collection[str] | None, manifest: Mapping[str, Any] | None) -> Collection[str] | None:
+    """Give the names of the arrays that some fields are made of: their own, but for those of which a rule names others."""
+    if fields is None or manifest is None:
+        return fields
+    rules = manifest["meta"].get("samples", {})
+    found = [part for name in fields for part in (rules[name]["arrays"] if name in rules else [name])]
+    return list(dict.fromkeys(found))
 
 
 def save_fields(folder: Path, fields: Mapping[str, Array], meta: Mapping[str, Any] | None = None) -> None:
@@ -89,7 +103,7 @@ def save_fields(folder: Path, fields: Mapping[str, Array], meta: Mapping[str, An
     """
     path = target_path(folder)
     fields = {name: np.asanyarray(array) for name, array in fields.items()}
-    specs = {name: _spec(name, array.dtype, array.shape) for name, array in fields.items()}
+    specs = {name: check_spec(name, array.dtype, array.shape) for name, array in fields.items()}
     json.dumps(dict(meta or {}))  # a meta that JSON cannot hold is known before anything is written
     with _writing(path, specs, meta or {}) as stage:
         for name, array in fields.items():
@@ -125,8 +139,8 @@ def create_fields(
     [1.0, 2.0, 3.0]
     """
     path, kept = target_path(folder), kept or {}
-    checked = {name: _spec(name, np.dtype(dtype), shape) for name, (dtype, shape) in specs.items()}
-    staying = {name: _spec(name, array.dtype, array.shape) for name, array in kept.items()}
+    checked = {name: check_spec(name, np.dtype(dtype), shape) for name, (dtype, shape) in specs.items()}
+    staying = {name: check_spec(name, array.dtype, array.shape) for name, array in kept.items()}
     meta = {} if meta is None else meta
     with _writing(path, {**staying, **checked}, meta) as stage:
         for name, array in kept.items():
@@ -135,7 +149,7 @@ def create_fields(
         maps: list[mmap.mmap] = []
         arrays: dict[str, Array] = {}
         for name, (dtype, shape) in checked.items():
-            head, stored = _header(checked[name])
+            head, stored = header(checked[name])
             with _create(os.path.join(stage, name + ".npy"), len(head) + math.prod(shape) * stored.itemsize) as file:
                 file.write(head)
                 file.flush()
@@ -150,7 +164,7 @@ def create_fields(
 
 def _write(path: str, spec: tuple[DType, tuple[int, ...]], array: Array) -> None:
     """Write an array to a new file, and put it on disk."""
-    head, dtype = _header(spec)
+    head, dtype = header(spec)
     with _create(path, len(head) + array.size * dtype.itemsize) as file:
         file.write(head)
         for block in blocks(array):
@@ -171,7 +185,7 @@ def _link(old: str, new: str, array: Array) -> bool:
     return True
 
 
-def _spec(name: str, dtype: DType, shape: tuple[int, ...]) -> tuple[DType, tuple[int, ...]]:
+def check_spec(name: str, dtype: DType, shape: tuple[int, ...]) -> tuple[DType, tuple[int, ...]]:
     """Check one field before anything is written."""
     where = f"field {name!r}"
     if not is_file_name(name):
@@ -180,23 +194,31 @@ def _spec(name: str, dtype: DType, shape: tuple[int, ...]) -> tuple[DType, tuple
         raise DataError(f"{where}: dtype {dtype} has no form in a .npy; a NumPy dtype or {', '.join(BITS)} expected")
     spec = check_dtype(dtype, where), check_shape(tuple(int(n) for n in shape), where)
     try:
-        _header(spec)
+        header(spec)
     except ValueError as error:
         raise DataError(f"{where}: dtype has no form in a .npy: {error}") from None
     return spec
 
 
-def _header(spec: tuple[DType, tuple[int, ...]]) -> tuple[bytes, DType]:
-    """The .npy header of a field, and the dtype its file shows: the bits of an ml_dtypes one."""
+def header(spec: tuple[DType, tuple[int, ...]], room: int = 0) -> tuple[bytes, DType]:
+    """The .npy header of a field, of at least `room` bytes, and the dtype its file shows: the bits of an ml_dtypes one."""
     dtype, shape = spec
     extra = extra_name(dtype)
     stored = dtype if extra is None else BITS[extra]
-    return npy.header(stored, shape), stored
+    return npy.header(stored, shape, room), stored
 
 
-def _named(dtype: DType) -> Any:
+def named(dtype: DType) -> Any:
     """A dtype as JSON."""
     return extra_name(dtype) or json.loads(json.dumps(dtype.str if dtype.names is None else dtype.descr))
+
+
+def unnamed(found: Any) -> DType:
+    """The dtype that JSON names; ValueError or TypeError where it names none."""
+    if isinstance(found, str):
+        return extra_dtype(found, "") if found in BITS else np.dtype(found)
+    descr: Any = [tuple(tuple(p) if isinstance(p, list) else p for p in part) for part in found]
+    return descr_to_dtype(descr)
 
 
 def blocks(array: Array) -> Iterator[memoryview]:
@@ -233,40 +255,118 @@ def _create(path: str, size: int) -> Any:
 @contextlib.contextmanager
 def _writing(path: str, specs: Mapping[str, tuple[DType, tuple[int, ...]]], meta: Mapping[str, Any]) -> Iterator[str]:
     """The protocol round the writing of files into the stage, which is handed out."""
+    with writer(path) as old, staged(path, old, specs, meta) as stage:
+        yield stage
+
+
+@contextlib.contextmanager
+def writer(path: str) -> Iterator[dict[str, Any] | None]:
+    """Be the only writer of a folder, made where it is not there and tidied up; gives the manifest that stands."""
     _make_folder(path)
-    with locked(path):
+    with locked(path, _NOTING):
         old = read_manifest(path, foreign=False)
         _sweep(path, old)
-        token = os.urandom(8).hex()
-        stage = os.path.join(path, _STAGE + token)
-        os.mkdir(stage)
-        try:
-            yield stage
-            gone = sorted(set(old["fields"]) - set(specs)) if old is not None else []
-            manifest = {
-                "jitloader": VERSION,
-                "token": token,
-                "fields": {name: {"dtype": _named(dtype), "shape": shape} for name, (dtype, shape) in specs.items()},
-                "gone": gone,
-                "meta": dict(meta),
-            }
-            draft = os.path.join(stage, MANIFEST)
-            with open(draft, "x", encoding="utf8") as file:
-                json.dump(manifest, file, indent=1)
-                file.flush()
-                os.fsync(file.fileno())
-            sync(stage)
-            sync(path)
-            os.replace(draft, os.path.join(path, MANIFEST))
-        except BaseException:
-            # Ctrl-C may come right after the rename: then the stage is the new version.
-            if _token(read_manifest(path)) != token:
-                shutil.rmtree(stage, ignore_errors=True)
-            raise
+        yield old
+
+
+def _replace_manifest(path: str, stage: str, manifest: Mapping[str, Any]) -> None:
+    """Put a manifest on disk, in a stage, and then in the place of the old one."""
+    draft = os.path.join(stage, _STAGE + MANIFEST)
+    try:
+        with open(draft, "w", encoding="utf8") as file:
+            json.dump(manifest, file, indent=1)
+            file.flush()
+            os.fsync(file.fileno())
+        sync(stage)
         sync(path)
-        # The new version stands. What hinders the moves (files open on Windows, say) is left to the next writer.
+        os.replace(draft, os.path.join(path, MANIFEST))
+    except BaseException:
         with contextlib.suppress(OSError):
-            _finish(path, manifest)
+            os.remove(draft)
+        raise
+
+
+@contextlib.contextmanager
+def staged(
+    path: str,
+    old: Mapping[str, Any] | None,
+    specs: Mapping[str, tuple[DType, tuple[int, ...]]],
+    meta: Mapping[str, Any],
+) -> Iterator[str]:
+    """Hand out a stage for the files of a new version, which stands once they are there; for the folder's only writer."""
+    token = os.urandom(8).hex()
+    stage = os.path.join(path, _STAGE + token)
+    os.mkdir(stage)
+    try:
+        yield stage
+        gone = sorted(set(old["fields"]) - set(specs)) if old is not None else []
+        manifest = {
+            "jitloader": VERSION,
+            "token": token,
+            "fields": {name: {"dtype": named(dtype), "shape": shape} for name, (dtype, shape) in specs.items()},
+            "gone": gone,
+            "meta": dict(meta),
+        }
+        _replace_manifest(path, stage, manifest)
+    except BaseException:
+        # Ctrl-C may come right after the rename: then the stage is the new version.
+        if _token(read_manifest(path)) != token:
+            shutil.rmtree(stage, ignore_errors=True)
+        raise
+    sync(path)
+    # The new version stands. What hinders the moves (files open on Windows, say) is left to the next writer.
+    with contextlib.suppress(OSError):
+        _finish(path, manifest)
+
+
+def recall(array: Array, what: str) -> Any:
+    """Give what was remembered of an array, the whole field of a folder that was saved: None where nothing was, and where
+    the file has changed since."""
+    found = _place(array)
+    if found is None:
+        return None
+    path, name, mark = found
+    with contextlib.suppress(OSError, DataError):
+        manifest = read_manifest(path)
+        notes = {} if manifest is None else manifest.get("notes", {})
+        note = notes.get(name) if isinstance(notes, dict) else None
+        if isinstance(note, dict) and note.get("file") == mark:
+            return note.get(what)
+    return None
+
+
+def remember(array: Array, what: str, value: Any) -> None:
+    """Note something, that JSON holds, of such an array in the folder's manifest; where that cannot be written, or another
+    writer is at work, nothing is noted."""
+    found = _place(array)
+    if found is None:
+        return
+    path, name, mark = found
+    with contextlib.suppress(OSError, DataError), locked(path):
+        manifest = read_manifest(path)
+        file = os.stat(os.path.join(path, name + ".npy"))
+        if manifest is None or name not in manifest["fields"] or [file.st_size, file.st_mtime_ns] != mark:
+            return
+        notes = manifest.setdefault("notes", {})
+        note = notes.get(name, {})
+        notes[name] = {**(note if note.get("file") == mark else {"file": mark}), what: value}
+        _replace_manifest(path, path, manifest)
+
+
+def _place(array: Array) -> tuple[str, str, list[int]] | None:
+    """The folder and the field whose file is all of what an array shows, and the file's size and mtime."""
+    found = mapping(array)
+    if found is None or not isinstance(found.map, Map) or not found.map.path.endswith(".npy"):
+        return None
+    if not array.flags.c_contiguous or found.offset + array.nbytes != len(found.map) or found.offset % 64:
+        return (
+            None  # a .npy begins its data at a multiple of 64: a slice from there on has another length than its header
+        )
+    with contextlib.suppress(DataError):
+        if npy.read(found.map, 0, len(found.map), found.map.path).shape == array.shape:
+            path, file = os.path.split(found.map.path)
+            return path, file[:-4], [found.map.stamp.size, found.map.stamp.mtime]
+    return None
 
 
 def tidy(folder: Path) -> None:
@@ -284,7 +384,9 @@ def _sweep(path: str, manifest: Mapping[str, Any] | None) -> None:
     if manifest is not None:
         _finish(path, manifest)
     for name in os.listdir(path):
-        if name.startswith(_STAGE):
+        if name == _STAGE + MANIFEST:
+            os.remove(os.path.join(path, name))
+        elif name.startswith(_STAGE):
             shutil.rmtree(os.path.join(path, name), ignore_errors=True)
 
 
@@ -336,9 +438,18 @@ def read_manifest(path: str, foreign: bool = True) -> dict[str, Any] | None:
         and isinstance(meta, dict)
         and all(is_file_name(name) for name in [*fields, *gone])
         and all(isinstance(entry, dict) and entry.keys() >= {"dtype", "shape"} for entry in fields.values())
+        and _are_rules(meta.get("samples", {}), fields)
     ):
         raise DataError(f"{file}: a broken manifest: token, fields, gone and meta expected, {raw!r:.60} found")
     return found
+
+
+def _are_rules(rules: Any, fields: Mapping[str, Any]) -> bool:
+    """Whether each rule names arrays that are there."""
+    return isinstance(rules, dict) and all(
+        isinstance(rule, dict) and isinstance(rule.get("arrays"), list) and set(map(str, rule["arrays"])) <= set(fields)
+        for rule in rules.values()
+    )
 
 
 def is_file_name(name: Any) -> bool:
@@ -385,7 +496,7 @@ def as_listed(array: Array, entry: Mapping[str, Any], where: str) -> Array:
     """Give a field as its manifest's entry says that it is, or raise DataError."""
     dtype = entry["dtype"]
     extra = isinstance(dtype, str) and dtype in BITS
-    if list(array.shape) != entry["shape"] or _named(array.dtype) != (_named(BITS[dtype]) if extra else dtype):
+    if list(array.shape) != entry["shape"] or named(array.dtype) != (named(BITS[dtype]) if extra else dtype):
         raise DataError(
             f"{where}: {array.dtype} {array.shape} found, "
             f"{reprlib.repr(dtype)} {reprlib.repr(entry['shape'])} expected by {MANIFEST}; "
@@ -424,8 +535,9 @@ def sync(path: str) -> None:
 
 
 @contextlib.contextmanager
-def locked(path: str) -> Iterator[int]:
-    """Be the folder's only writer; the system frees the lock of a process that dies. Gives the descriptor that holds it."""
+def locked(path: str, patience: float = 0.0) -> Iterator[int]:
+    """Be the folder's only writer; the system frees the lock of a process that dies. Gives the descriptor that holds it;
+    another one that holds it longer than `patience` seconds is a BlockingIOError."""
     if sys.platform == "win32":
         import msvcrt
 
@@ -435,15 +547,20 @@ def locked(path: str) -> Iterator[int]:
 
         descriptor = os.open(path, os.O_RDONLY)
     try:
-        try:
-            if sys.platform == "win32":
-                msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
-            else:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            if error.errno not in (errno.EAGAIN, errno.EACCES, errno.EDEADLK):
-                raise
-            raise BlockingIOError(errno.EAGAIN, "another writer is saving to this folder", path) from None
+        end = time.monotonic() + patience
+        while True:
+            try:
+                if sys.platform == "win32":
+                    msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
+                else:
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except OSError as error:
+                if error.errno not in (errno.EAGAIN, errno.EACCES, errno.EDEADLK):
+                    raise
+                if time.monotonic() > end:
+                    raise BlockingIOError(errno.EAGAIN, "another writer is saving to this folder", path) from None
+                time.sleep(0.01)
         try:
             yield descriptor
         finally:

@@ -10,6 +10,7 @@ import os
 import reprlib
 import stat
 import warnings
+import weakref
 from collections.abc import Callable, Collection
 from typing import Any, NamedTuple, TypeAlias
 
@@ -58,10 +59,14 @@ class Map(mmap.mmap):
 
     path: str
     stamp: Stamp
+    dataset: str | None = None  # of memory that stands for one: its name in the file ("" for a file of its own)
 
 
 class Location(NamedTuple):
-    """Where an array lies in a file: enough to pickle it by reference and `reopen(*location)` it elsewhere."""
+    """Where an array lies in a file: enough to pickle it by reference and `reopen(*location)` it elsewhere.
+
+    With `dataset`, the offset is that in the dataset, which is chunked.
+    """
 
     path: str
     dtype: DType
@@ -69,6 +74,7 @@ class Location(NamedTuple):
     strides: tuple[int, ...]
     offset: int
     size: int
+    dataset: str | None = None
 
 
 class Mapping(NamedTuple):
@@ -222,7 +228,7 @@ class Watch:
         Raises DataError, again at each call, where the mapped file is now shorter than its map (reading would be
         SIGBUS), or where it was written in place since (its size or mtime differ: old and new bytes would mix; not
         asked of writable "r+" maps, which the user writes through). Warns once (UserWarning) where the path now holds
-        another file (os.replace): the map keeps the old bytes, whole. A path that is gone is no fault: the bytes stay.
+        another file (os.replace): the map keeps the old bytes, whole; of a chunked dataset any change is a DataError. A path that is gone is no fault: the bytes stay.
         Unseen: a rewrite of the same size within the clock tick (milliseconds) of the write before it, and a cut or
         write after this call; whoever changes data in use had better write a new file.
         """
@@ -239,6 +245,8 @@ class Watch:
             now = Stamp.of(os.stat(path))
         except (FileNotFoundError, NotADirectoryError):
             return
+        if getattr(self._found.map, "dataset", None) is not None and now != self._stamp:
+            raise DataError(f"{path}: changed since it was opened, and its chunks are read when needed; open it again")
         if now[:2] != self._stamp[:2]:
             if not self._warned:
                 self._warned = True
@@ -292,10 +300,11 @@ def locate(array: Array) -> Location | None:
     copy-on-write map, a file that was replaced, changed or removed since.
 
     >>> import tempfile
+    >>> from jitloader import storage
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     np.save(folder + "/x.npy", np.arange(12).reshape(3, 4))
     ...     x = np.load(folder + "/x.npy", mmap_mode="r")[::-1, 1:3]
-    ...     reopen(*locate(x)).tolist()
+    ...     storage.reopen(*locate(x)).tolist()
     [[9, 10], [5, 6], [1, 2]]
     """
     found = mapping(array)
@@ -308,7 +317,8 @@ def locate(array: Array) -> Location | None:
     stamp = found.map.stamp if isinstance(found.map, Map) else None
     if (stamp is not None and stamp != now) or _file_size(found.map) not in (None, now.size):
         return None
-    return Location(found.path, array.dtype, array.shape, array.strides, found.start + found.offset, now.size)
+    dataset = found.map.dataset if isinstance(found.map, Map) else None
+    return Location(found.path, array.dtype, array.shape, array.strides, found.start + found.offset, now.size, dataset)
 
 
 def reopen(
@@ -323,17 +333,30 @@ def reopen(
 
     Raises OSError where the file is gone, DataError where it is not `size` bytes long or too short for the array.
     """
-    mapped = map_file(path)
-    where = mapped.path
+    where = full_path(path)
+    mapped = _reopened.get(where)
+    if mapped is None or Stamp.of(os.stat(where)) != mapped.stamp:
+        mapped = _reopened[where] = map_file(where)
     if size is not None and size != len(mapped):
-        raise DataError(f"{where}: not the file it was: {size} bytes expected, {len(mapped)} found")
+        raise DataError(f"{mapped.path}: not the file it was: {size} bytes expected, {len(mapped)} found")
+    return see(mapped, dtype, shape, strides, offset)
+
+
+def see(mapped: Map, dtype: npt.DTypeLike, shape: tuple[int, ...], strides: tuple[int, ...], offset: int) -> Array:
+    """See a read-only array of this dtype, shape and strides in a map; DataError where that is too short for it."""
+    where = mapped.path
     dtype = check_dtype(np.dtype(dtype), where)
     try:
         sizes = check_shape(shape, where)
         array: Array = np.ndarray(sizes, dtype, buffer=mapped, offset=offset, strides=strides)
+        array.flags.writeable = False
         return array
     except (ValueError, TypeError, OverflowError) as error:
         raise DataError(f"{where}: {len(mapped)} bytes found, too few for {dtype} {shape}: {error}") from None
+
+
+# Of one file there may be thousands of arrays, and a process may have some 65,000 maps.
+_reopened: weakref.WeakValueDictionary[str, Map] = weakref.WeakValueDictionary()
 
 
 def _file_size(mapped: mmap.mmap) -> int | None:

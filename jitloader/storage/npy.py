@@ -68,13 +68,15 @@ def layout(take: Callable[[int], bytes], size: int, where: str) -> tuple[int, tu
     return begin + length, *_parse(raw[begin:], "utf8" if version[0] == 3 else "latin1", where)
 
 
-def header(dtype: DType, shape: tuple[int, ...]) -> bytes:
-    """The bytes before the data of a C-ordered .npy, a multiple of 64; ValueError for a dtype it cannot name."""
+def header(dtype: DType, shape: tuple[int, ...], room: int = 0) -> bytes:
+    """The bytes before the data of a C-ordered .npy, a multiple of 64 and at least `room`; ValueError for a dtype it
+    cannot name."""
     descr = dtype.str if dtype.names is None else dtype.descr
     text = repr({"descr": descr, "fortran_order": False, "shape": shape})
     version, code = ((1, 0), "latin1") if text.isascii() else ((3, 0), "utf8")
     encoded = text.encode(code)
     begin = 10 if version == (1, 0) else 12
+    encoded = encoded.ljust(room - begin - 1)
     encoded += b" " * (-(begin + len(encoded) + 1) % 64) + b"\n"
     if len(encoded) > MAX_HEADER:
         raise ValueError(f"dtype of {len(dtype.names or ())} fields: its header would take {len(encoded)} bytes")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import math
 import struct
@@ -118,6 +119,11 @@ class _Packed:
                     yield block
         except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, ValueError) as error:
             raise DataError(f"{self._where(name)}: broken: {error!s:.160}") from None
+        except OSError as error:
+            if error.errno == errno.EINVAL:  # a header that points before the file
+                raise DataError(f"{self._where(name)}: broken: {error!s:.160}") from None
+            error.filename = self.path
+            raise
 
     def _where(self, name: str) -> str:
         return f"{self.path}, member {name}.npy"

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 import struct
 from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
-
-import numpy as np
 
 from jitloader import jit
 from jitloader.errors import DataError
@@ -77,19 +76,18 @@ class _Table:
         self.leaves: dict[str, list[int]] = {name: [] for name in self.names}
         for k in range(metadata.num_columns):
             whole = metadata.schema.column(k).path
-            for name in self.names:
-                if whole == name or whole.startswith(name + "."):
+            parts = whole.split(".")
+            for end in range(len(parts), 0, -1):  # a column's own name may hold dots
+                if (name := ".".join(parts[:end])) in self.leaves:
                     self.leaves[name].append(k)
+                    break
         room = sum(group.total_byte_size for group in groups) // max(sum(self.rows), 1)
         self.batch = int(min(max(_BATCH // max(room, 1), 1), 65_536))
-        self.columns = [[group.column(k) for k in range(group.num_columns)] for group in groups]
+        self.groups = groups
         self.bounds: dict[str, list[int]] = {}
-        self.made: dict[str, Plan] = {}
 
     def plan(self, names: list[str]) -> dict[str, Plan]:
         """Say what the columns will be, from the footer and the first rows."""
-        for name in names:
-            self._check_nulls(name)
         first = next(self._batches(range(len(self.rows)), names, 64), None) if self.rows else None
         plans = {}
         for name in names:
@@ -98,21 +96,11 @@ class _Table:
             found = arrow.read([(array, arrow.in_memory)], self._where(name), copies=True)
             values = found.arrays[0] if isinstance(found, Column) else found
             inner, total = values.shape[1:], sum(self.rows)
-            chunks = [[columns[k].num_values for k in self.leaves[name]] for columns in self.columns]
             if isinstance(found, Column):
-                each = int(np.prod(inner, dtype=np.int64))
-                # A leaf counts its numbers, and one for each empty list.
-                bounds = [
-                    max(n) // max(each, 1) + (rows if each != 1 else 0)
-                    for n, rows in zip(chunks, self.rows, strict=True)
-                ]
-                self.bounds[name] = [0, *itertools.accumulate(bounds)]
+                self.bounds[name] = [0, *itertools.accumulate(self._elements(name, math.prod(inner)))]
                 plans[name] = Plan(values.dtype, (self.bounds[name][-1], *inner), total)
-                continue
-            for n, rows in zip(chunks, self.rows, strict=True):
-                if not inner and n != [rows]:
-                    raise DataError(f"{self._where(name)}: {rows} values expected in a row group, {n} found")
-            plans[name] = Plan(values.dtype, (total, *inner))
+            else:
+                plans[name] = Plan(values.dtype, (total, *inner))
         return plans
 
     def fill(self, arrays: dict[str, Array], offsets: dict[str, Array]) -> None:
@@ -191,14 +179,17 @@ class _Table:
         with self.pq.ParquetFile(self.path) as file:
             return file.schema_arrow.empty_table().column(name).combine_chunks()
 
-    def _check_nulls(self, name: str) -> None:
-        """Refuse nulls that the footer counts before anything is decoded."""
-        for k in self.leaves[name]:
-            told = [columns[k].statistics for columns in self.columns]
-            nulls = sum(found.null_count or 0 for found in told if found is not None and found.has_null_count)
-            flat = self.metadata.schema.column(k).max_repetition_level == 0
-            if nulls and flat:  # of lists, the empty ones count as well
-                raise DataError(_nulls(self._where(name), nulls))
+    def _elements(self, name: str, each: int) -> list[int]:
+        """How many elements of `each` numbers the lists of each row group have at most: a leaf counts its numbers, and one
+        for each empty list."""
+        counts = []
+        for g, group in enumerate(self.groups):
+            # pyarrow ends the process where it is asked about a chunk whose entry in the footer is broken, and raises
+            # where it reads one: so read first.
+            next(self._batches([g], [name], 1), None)
+            most = max((int(group.column(k).num_values) for k in self.leaves[name]), default=0)
+            counts.append(max(most, 0) // max(each, 1) + (self.rows[g] if each != 1 else 0))
+        return counts
 
     def _where(self, name: str) -> str:
         return f"{self.path}, column {name}"
