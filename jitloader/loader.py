@@ -332,7 +332,8 @@ class Loader:
     def _run(self, epoch: int, start: int) -> Iterator[Any]:
         plan = self._plan(epoch, start)
         program = plan.program
-        total, size = self._local(start), self.batch_size or 1
+        total = self._local(start)
+        size = min(self.batch_size or 1, self._positions + 1)  # what lies past all rows counts as one more
         if self.drop_last:
             total -= total % size
         if not total:

@@ -510,7 +510,7 @@ def kill_writers(folder: Path, count: int, seed: int) -> set[int]:
             [sys.executable, "-c", WRITER, str(folder)], stdout=subprocess.PIPE, env=environment()
         )
         assert writer.stdout is not None and writer.stdout.readline() == b"ready\n"
-        time.sleep(generator.random() * 0.1)
+        time.sleep(generator.random() * 0.5)
         writer.send_signal(signal.SIGKILL)
         writer.wait()
         writer.stdout.close()
