@@ -339,7 +339,6 @@ class Loader:
         if not total:
             self._at = (epoch + 1, 0)
             return
-        size = min(size, self._positions)  # which numbers of 64 bits hold
         ends = self._ends(plan, epoch, start) if self.max_tokens else None
         largest = 0
         if ends is not None:
