@@ -10,19 +10,19 @@ import base64
 import binascii
 import contextlib
 import errno
-import http.client
 import re
 import socket
 import time
-import urllib.error
 import urllib.parse
-import urllib.request
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jitloader.errors import DataError
 
 from .mapped import Path, need
+
+if TYPE_CHECKING:
+    import urllib.error
 
 TIMEOUT = 30.0  # seconds without a byte, or at less than SLOWEST, after which a connection is given up
 SLOWEST = 1024  # bytes a second
@@ -110,6 +110,8 @@ def shown(url: str) -> str:
 
 
 def _http(url: str, options: dict[str, Any]) -> Remote:
+    import urllib.error  # it and what follows take 25 ms, which paths need not wait for
+
     headers = dict(options.pop("headers", {}))
     if options:
         raise TypeError(f"storage_options: http takes headers alone, got {', '.join(map(repr, options))}")
@@ -163,6 +165,10 @@ def _nothing(start: int, stop: int) -> Iterator[bytes]:
 
 def _request(url: str, headers: Mapping[str, str], start: int | None, stop: int | None) -> Any:
     """Send one GET, by an opener of our own: the process may have installed another."""
+    import http.client
+    import urllib.error
+    import urllib.request
+
     quoted = urllib.parse.quote(url, safe="%/:=&?~#+!$,;'@()*[]")
     request = urllib.request.Request(quoted, headers={"User-Agent": "jitloader"})
     for name, value in headers.items():
@@ -181,6 +187,8 @@ def _request(url: str, headers: Mapping[str, str], start: int | None, stop: int 
 
 def _pieces(response: Any) -> Iterator[bytes]:
     """What a response holds, as it comes; a connection that trickles is given up like one that stands still."""
+    import http.client
+
     since, count = time.monotonic(), 0
     while True:
         try:
