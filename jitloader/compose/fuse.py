@@ -147,20 +147,26 @@ class _Fuser:
             names.append(f"out{k}")
             if output.form != "fixed":
                 names += [f"starts{k}", f"extents{k}"]
+        made = self._finish(names, tuple(self.outputs), order, order_params)._replace(notes=tuple(code.notes))
+        return made._replace(measure=self._measure(order, order_params) if varied else None)
+
+    def _finish(
+        self, names: list[str], outputs: tuple[Output, ...], order: Callable[..., Any], order_params: Sequence[Any]
+    ) -> Program:
+        """Give what was written as a program."""
+        code = self.code
         text, function = code.finish(jit.APART, names)
-        measure = self._measure(order, order_params) if varied else None
         return Program(
             source=text,
             function=function,
-            outputs=tuple(self.outputs),
+            outputs=outputs,
             find=order,
             order=tuple(order_params),
             arguments=tuple(code.arguments),
             scratch=tuple(code.scratch),
             owners=tuple(code.owners),
             steps=self.steps,
-            notes=tuple(code.notes),
-            measure=measure,
+            notes=(),
         )
 
     def _find(self) -> None:
@@ -649,20 +655,8 @@ class _Fuser:
             code.add("done += m")
         code.add("return 0")
         heads = [*FIXED, *(f"out{k}" for k in range(len(names)))]
-        text, function = code.finish(jit.APART, heads)
         outputs = tuple(Output(name, Spec(np.dtype(np.int64), ()), np.dtype(np.int64), 1) for name in names)
-        return Program(
-            source=text,
-            function=function,
-            outputs=outputs,
-            find=order,
-            order=tuple(order_params),
-            arguments=tuple(code.arguments),
-            scratch=tuple(code.scratch),
-            owners=tuple(code.owners),
-            steps=self.steps,
-            notes=(),
-        )
+        return self._finish(heads, outputs, order, order_params)
 
     # -- places -------------------------------------------------------------------------------------------------------
 
@@ -692,20 +686,9 @@ class _Fuser:
         code.lines.insert(cleared, "    " * 3 + text)
         code.owners.insert(cleared, -1)
         heads = [*FIXED, *outs]
-        source, function = code.finish(jit.APART, heads)
         number = Spec(np.dtype(np.int64), ())
-        return Program(
-            source=source,
-            function=function,
-            outputs=tuple(Output(out, number, number.dtype, 1) for out in outs),
-            find=order,
-            order=tuple(order_params),
-            arguments=tuple(code.arguments),
-            scratch=tuple(code.scratch),
-            owners=tuple(code.owners),
-            steps=self.steps,
-            notes=(),
-        )
+        outputs = tuple(Output(out, number, number.dtype, 1) for out in outs)
+        return self._finish(heads, outputs, order, order_params)
 
     def _touch(self, steps: list[int], needed: set[str], wanted: set[str], spans: list[int]) -> None:
         """Write where row r lies, and where the partners lie that these steps draw for it."""
