@@ -142,6 +142,14 @@ def test_batches_part_over_devices():
     )
 
 
+def test_data_sets_show_the_memory_of_arrays():
+    """A JAX array on the CPU becomes a field without a copy, bfloat16 too."""
+    for x in (jax.numpy.arange(12.0).reshape(4, 3), jax.numpy.arange(4, dtype="bfloat16")):
+        data = jl.Dataset(x=x)
+        assert data.sources["x"].parts[0].array.ctypes.data == x.unsafe_buffer_pointer()
+        assert (np.asarray(data[:].x) == np.asarray(x)).all()
+
+
 def test_importing_the_library_leaves_jax_alone():
     """Neither `import jitloader` nor loading a batch imports JAX."""
     code = "import sys, numpy as np, jitloader as jl; next(iter(jl.Loader(jl.Dataset(x=np.arange(9)), 4))); "

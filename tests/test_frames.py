@@ -203,11 +203,3 @@ def test_brain_floats_need_ml_dtypes(monkeypatch):
 
     with pytest.raises(ImportError, match=r"field 'x' is a tensor of bfloat16, .*'jitloader\[bfloat16\]'"):
         jl.Dataset(x=torch.zeros(3, dtype=torch.bfloat16))
-
-
-def test_jax_arrays_without_copying():
-    """A JAX array on the CPU shows its own memory, bfloat16 too."""
-    jax = pytest.importorskip("jax", exc_type=ImportError)
-    for x in (jax.numpy.arange(12.0).reshape(4, 3), jax.numpy.arange(4, dtype="bfloat16")):
-        data = jl.Dataset(x=x)
-        assert address(data, "x") == x.unsafe_buffer_pointer() and (np.asarray(data[:].x) == np.asarray(x)).all()
