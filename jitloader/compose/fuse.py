@@ -8,15 +8,16 @@ from typing import Any
 
 import numpy as np
 
-from .. import jit, residency
+from .. import residency
 from ..dtypes import carrier_of
 from ..errors import PipelineError
 from ..samples import Samples, contiguous
 from ..spec import Spec
 from ..stages import Bound, Step
+from .lookups import measure, reach
 from .nest import Axis, Flow, Value, combinations, fixed, flush, outside, widened
-from .program import BLOCK, FIXED, Later, Output, Program
-from .source import Source
+from .program import Later, Output, Program
+from .rows import Chain, Writer
 
 
 def compose(
@@ -31,59 +32,32 @@ def compose(
 ) -> Program:
     """Write the program that fills batches of these fields, and of the row numbers under the name `rows` where given.
 
-    `order(first, step, rows, *order_params)` gives rows for positions; `count` is the number of samples, against which
-    each row is checked. With `base`, the data are one source of several: rows below 0 are another's and left alone, and
-    row numbers come out counted from `base`.
+    The rest is what a `Chain` holds.
     """
-    given = (sources, steps, fields, _needed(steps, fields), count, rows, base)
-    made = _Fuser(*given)
-    grounds = residency.grounds(made.sources)
-    program = made.program(order, order_params)
+    chain = Chain(sources, tuple(steps), order, tuple(order_params), count, base)
+    made = _Fuser(chain, fields, rows)
+    program, grounds = made.program(), residency.grounds(made.sources)
     if not grounds:
         return program
     # Written when it is asked for: files that are in memory already need none.
-    return program._replace(grounds=grounds, reach=Later(lambda: _Fuser(*given).reach(order, order_params)))
+    return program._replace(grounds=grounds, reach=Later(lambda: reach(chain, fields)))
 
 
-def _needed(steps: Sequence[Step], fields: Sequence[str]) -> set[str]:
-    """Give the fields that must be read or made for some fields to come out."""
-    needed = set(fields)
-    for step in reversed(steps):
-        if needed & set(step.outputs):
-            needed |= set(step.fields)
-    return needed
+class _Fuser(Writer):
+    """The program that fills batches, and how far each field has come."""
 
-
-class _Fuser:
-    """What one program is written from, and how far each field has come."""
-
-    def __init__(
-        self,
-        sources: dict[str, Samples],
-        steps: Sequence[Step],
-        fields: Sequence[str],
-        needed: set[str],
-        count: int,
-        rows: str,
-        base: int | None,
-    ) -> None:
-        self.sources = {n: s for n, s in sources.items() if n in needed}
-        self.steps = tuple(steps)
-        self.active = [k for k, step in enumerate(steps) if needed & set(step.outputs)]
-        self.suffix = {name: f"_{k}" for k, name in enumerate(self.sources)}  # of a field's variables
-        self.code = Source()
-        self.count, self.base = self.code.argument(count), base
+    def __init__(self, chain: Chain, fields: Sequence[str], rows: str) -> None:
+        super().__init__(chain, fields)
+        self.fields = fields
         self.flows: dict[str, Flow] = {}
         self.done: set[str] = set()  # outputs that a stage wrote by itself
-        self.partner = ""  # what the names of a partner's row end in, while it is written
         self.maps: list[str] = []
-        self.parts: dict[int, list[str]] = {}
         self.spec = {name: samples.spec for name, samples in self.sources.items()}
         self.last: dict[str, int] = {}
         closing: dict[str, tuple[str, int]] = {}
         follows: dict[str, str] = {}
         for number in self.active:
-            step = steps[number]
+            step = self.steps[number]
             for name, bound in zip(step.outputs, step.bound, strict=True):
                 self.spec[name], self.last[name] = bound.out, number
                 if bound.closes:
@@ -93,7 +67,7 @@ class _Fuser:
         if rows:
             self.outputs.append(Output(rows, Spec(np.dtype(np.int64), ()), np.dtype(np.int64), 1))
             self.done.add(rows)
-        self.rows = rows
+        self.row_numbers = rows
         self.at = {o.name: k for k, o in enumerate(self.outputs)}
 
     def _output(self, name: str, closing: tuple[str, int] | None, follows: str) -> Output:
@@ -107,132 +81,35 @@ class _Fuser:
         form, multiple = closing or ("ragged", 1)
         return Output(name, spec, carrier, inner, form, multiple, follows)
 
-    def program(self, order: Callable[..., Any], order_params: Sequence[Any]) -> Program:
+    def program(self) -> Program:
         """Write the function, and the one that measures where rows vary."""
-        code, add, block = self.code, self.code.add, self.code.block
-        varied = [o for o in self.outputs if o.form != "fixed"]
-        add("done = 0")
-        with block("while done < count:"):
-            add(f"m = min({BLOCK}, count - done)")
-            self._find()
-            with block("for j in range(m):"):
-                add("r = rows[j]")
-                if self.base is not None:
-                    with block("if r < 0:"):
-                        add("continue")
-                add("error[1] = r; error[3] = done + j")
-                with block(f"if r < 0 or r >= {self.count}:"):
-                    code.refuse(-1)
-                self._prefetch()
-                if self.rows:
-                    start = f" + {code.argument(self.base)}" if self.base else ""
-                    add(f"out{self.at[self.rows]}[place + done + j] = r{start}")
-                if any(b.random for k in self.active for b in self.steps[k].bound):
-                    add("sample = subkey(key, r)")
-                for name, samples in self.sources.items():
-                    self.flows[name] = self._read(name, samples)
-                for number in self.active:
-                    with code.of_step(number):
-                        self._step(self.steps[number], number)
-                for output in self.outputs:
-                    if output.name not in self.done:
-                        with code.of_step(self.last.get(output.name, -1)):
-                            flow = self.flows[output.name]
-                            self._close(output, flow)
-                            flush(code, flow, f"out{self.at[output.name]}", self._base(output), output.spec)
-            add("done += m")
-        add("return 0")
-        names = [*FIXED]
+        code, add = self.code, self.code.add
+        with self.rows():
+            self._prefetch()
+            if self.row_numbers:
+                start = f" + {code.argument(self.chain.base)}" if self.chain.base else ""
+                add(f"out{self.at[self.row_numbers]}[place + done + j] = r{start}")
+            if any(b.random for k in self.active for b in self.steps[k].bound):
+                add("sample = subkey(key, r)")
+            for name, samples in self.sources.items():
+                self.flows[name] = self._read(name, samples)
+            for number in self.active:
+                with code.of_step(number):
+                    self._step(self.steps[number], number)
+            for output in self.outputs:
+                if output.name not in self.done:
+                    with code.of_step(self.last.get(output.name, -1)):
+                        flow = self.flows[output.name]
+                        self._close(output, flow)
+                        flush(code, flow, f"out{self.at[output.name]}", self._base(output), output.spec)
+        names = []
         for k, output in enumerate(self.outputs):
-            names.append(f"out{k}")
-            if output.form != "fixed":
-                names += [f"starts{k}", f"extents{k}"]
-        made = self._finish(names, tuple(self.outputs), order, order_params)._replace(notes=tuple(code.notes))
-        return made._replace(measure=self._measure(order, order_params) if varied else None)
-
-    def _finish(
-        self, names: list[str], outputs: tuple[Output, ...], order: Callable[..., Any], order_params: Sequence[Any]
-    ) -> Program:
-        """Give what was written as a program."""
-        code = self.code
-        text, function = code.finish(jit.APART, names)
-        return Program(
-            source=text,
-            function=function,
-            outputs=outputs,
-            find=order,
-            order=tuple(order_params),
-            arguments=tuple(code.arguments),
-            scratch=tuple(code.scratch),
-            owners=tuple(code.owners),
-            steps=self.steps,
-            notes=(),
-        )
-
-    def _find(self) -> None:
-        """Write how the rows of a block of positions are found."""
-        with self.code.block("if find_rows(find, order, first + done * step, step, rows[:m]) != 0:"):
-            self.code.add("return 2")
+            names += [f"out{k}"] if output.form == "fixed" else [f"out{k}", f"starts{k}", f"extents{k}"]
+        varied = sorted({o.lengths for o in self.outputs if o.form != "fixed"})
+        made = self.finish(names, self.outputs)
+        return made._replace(measure=measure(self.chain, self.fields, varied)) if varied else made
 
     # -- reading ------------------------------------------------------------------------------------------------------
-
-    def _row(self, samples: Samples, row: str, suffix: str, search: bool = True) -> tuple[str, str]:
-        """Write where a sample lies; give the names of its flat memory and of the place of its first item. Without `search`
-        that may be a place beyond the end of an array: good enough to be fetched in vain."""
-        code, add = self.code, self.code.add
-        rows, at = samples.rows, f"r{suffix}"
-        if rows.table is not None:
-            add(f"{at} = {code.argument(rows.table)}[{row}]")
-        elif rows.start or rows.step != 1:
-            add(f"{at} = {code.argument(rows.start)} + {code.argument(rows.step)} * {row}")
-        else:
-            add(f"{at} = {row}")
-        if samples.length is not None:
-            add(f"n{suffix} = {code.function(samples.length)}({at}{code.given(samples.params)})")
-        if suffix.removesuffix(self.partner) in self.suffix.values():
-            for side, function in (("l", samples.low), ("h", samples.high)):
-                if function is not None:
-                    add(f"{side}{suffix} = {code.function(function)}({at}{code.given(samples.params)})")
-        if samples.locate is not None:
-            add(f"{at} = {code.function(samples.locate)}({at}{code.given(samples.params)})")
-        if len(samples.parts) == 1:
-            part = samples.parts[0]
-            start = f"{code.argument(part.offset)} + " if part.offset else ""
-            add(f"b{suffix} = {start}{at} * {part.stride}")
-            return code.argument(part.flat), f"b{suffix}"
-        table, guess, shift = self._parts(samples)
-        add(f"k{suffix} = i64({guess}[{at} >> {shift}])")
-        if search:
-            add(f"top{suffix} = i64({guess}[({at} >> {shift}) + 1])")
-            with code.block(f"while k{suffix} < top{suffix}:"):  # halved until one part is left
-                add(f"middle = (k{suffix} + top{suffix} + 1) >> 1")
-                with code.block(f"if {table}[middle * 8] <= {at}:"):
-                    add(f"k{suffix} = middle")
-                with code.block("else:"):
-                    add(f"top{suffix} = middle - 1")
-        add(f"k{suffix} *= 8")
-        like = code.argument(next((p.flat for p in samples.parts if not p.flat.flags.aligned), samples.parts[0].flat))
-        add(f"flat{suffix} = array_at({table}[k{suffix} + 1], {table}[k{suffix} + 2], {like})")
-        add(f"b{suffix} = {table}[k{suffix} + 3] + ({at} - {table}[k{suffix}]) * {table}[k{suffix} + 4]")
-        return f"flat{suffix}", f"b{suffix}"
-
-    def _parts(self, samples: Samples) -> list[str]:
-        """Give the names of the table of a field's arrays, a cache line each (rows before it, address, size, offset, stride),
-        and of the one that says of every 2**shift-th row in which array it lies: the search is between two of these, and
-        mostly over before it begins."""
-        parts = samples.parts
-        if id(parts) not in self.parts:
-            before = np.concatenate([[0], np.cumsum([p.count for p in parts])])
-            lines = np.zeros((len(parts), 8), np.int64)
-            lines[:, 0] = before[:-1]
-            for line, p in zip(lines, parts, strict=True):
-                line[1:5] = p.flat.ctypes.data, p.flat.size, p.offset, p.stride
-            shift = max(int(before[-1]) // (8 * len(parts)), 1).bit_length() - 1
-            marks = np.arange((int(before[-1]) >> shift) + 2) << shift
-            guess = np.clip(np.searchsorted(before, marks, "right") - 1, 0, len(parts) - 1).astype(np.int32)
-            arguments = lines.reshape(-1), guess, shift
-            self.parts[id(parts)] = [self.code.argument(value) for value in arguments]
-        return self.parts[id(parts)]
 
     def _prefetch(self) -> None:
         """Ask for the rows to come: worth up to 1.6x on rows of a few cache lines."""
@@ -250,13 +127,13 @@ class _Fuser:
         with code.block(f"if j + {ahead} < m and 0 <= rows[j + {ahead}] < {self.count}:"):
             code.add(f"ahead = rows[j + {ahead}]")
             for k, (_, samples, nbytes) in enumerate(wanted):
-                flat, base = self._row(samples, "ahead", f"_a{k}", search=False)
+                flat, base = self.row(samples, "ahead", f"_a{k}", search=False)
                 for line in range(0, min(nbytes, 512), 64):
                     code.add(f"prefetch({flat}, {base} + {line // samples.carrier.itemsize})")
 
     def _read(self, name: str, samples: Samples) -> Flow:
         suffix = self.suffix[name] + self.partner
-        var, base = self._row(samples, "r", suffix)
+        var, base = self.row(samples, "r", suffix)
         shape: tuple[Any, ...] = samples.shape
         if len(samples.strides) > len(shape):
             shape = (*shape, samples.dtype.itemsize)
@@ -345,7 +222,7 @@ class _Fuser:
         add(f"{known} = r; r = randint({key}, 0, {self.count}); error[1] = r")
         self.partner = code.fresh("_p")
         add(f"sample{self.partner} = sample; sample = subkey(key, r)")
-        ahead, needed = self._behind(number)
+        needed, ahead = self.chain.needed(step.fields, number)
         self.flows = {name: self._read(name, s) for name, s in self.sources.items() if name in needed}
         for k in ahead:
             with code.of_step(k):
@@ -367,17 +244,6 @@ class _Fuser:
             self.flows[other] = others[name]
             self._sample(step, number, key, [name, other], [before, before], [out], [bound])
             del self.flows[other]
-
-    def _behind(self, number: int) -> tuple[list[int], set[str]]:
-        """Give the steps that a step's fields come through before it, and all fields in these."""
-        ahead = [k for k in self.active if k < number]
-        needed = set(self.steps[number].fields)
-        for k in reversed(ahead):
-            if needed & set(self.steps[k].outputs):
-                needed |= set(self.steps[k].fields)
-            else:
-                ahead.remove(k)
-        return ahead, needed
 
     def _sample(
         self,
@@ -621,131 +487,7 @@ class _Fuser:
                 f"extents{self.at[output.name]}[place + done + j]" if flow.axes[0].map is None else flow.axes[0].n
             )
 
-    # -- lengths ------------------------------------------------------------------------------------------------------
-
-    def _measure(self, order: Callable[..., Any], order_params: Sequence[Any]) -> Program:
-        """Write the function that gives the length of each row of the fields that vary."""
-        code = Source()
-        self.code, self.parts = code, {}
-        self.count = code.argument(len_of(self.sources))
-        names = sorted({o.lengths for o in self.outputs if o.form != "fixed"})
-        code.add("done = 0")
-        with code.block("while done < count:"):
-            code.add(f"m = min({BLOCK}, count - done)")
-            self._find()
-            with code.block("for j in range(m):"):
-                code.add("r = rows[j]")
-                if self.base is not None:
-                    with code.block("if r < 0:"):
-                        code.add("continue")
-                code.add("error[1] = r; error[3] = done + j")
-                with code.block(f"if r < 0 or r >= {self.count}:"):
-                    code.refuse(-1)
-                for k, name in enumerate(names):
-                    self._row(self.sources[name], "r", self.suffix[name])
-                    length = f"n{self.suffix[name]}"
-                    for number in self.active:
-                        step = self.steps[number]
-                        if name not in step.fields:
-                            continue
-                        bound = step.bound[step.fields.index(name)]
-                        if bound.length is not None:
-                            code.add(f"{length} = {code.function(bound.length)}({length}{code.given(bound.params)})")
-                    code.add(f"out{k}[place + done + j] = {length}")
-            code.add("done += m")
-        code.add("return 0")
-        heads = [*FIXED, *(f"out{k}" for k in range(len(names)))]
-        outputs = tuple(Output(name, Spec(np.dtype(np.int64), ()), np.dtype(np.int64), 1) for name in names)
-        return self._finish(heads, outputs, order, order_params)
-
-    # -- places -------------------------------------------------------------------------------------------------------
-
-    def reach(self, order: Callable[..., Any], order_params: Sequence[Any]) -> Program:
-        """Write the function that tells where each row, and any partner of it, lies: for each field over a file the address
-        of the first byte and of the one after the last, both 0 where nothing is read."""
-        code, spans = self.code, [0]
-        names = {name for name, samples in self.sources.items() if residency.grounds({name: samples})}
-        code.add("done = 0")
-        with code.block("while done < count:"):
-            code.add(f"m = min({BLOCK}, count - done)")
-            self._find()
-            with code.block("for j in range(m):"):
-                code.add("r = rows[j]")
-                code.add("error[1] = r; error[3] = done + j")
-                cleared = len(code.lines)
-                if self.base is not None:
-                    with code.block("if r < 0:"):
-                        code.add("continue")
-                with code.block(f"if r < 0 or r >= {self.count}:"):
-                    code.refuse(-1)
-                self._touch(self.active, names, names, spans)
-            code.add("done += m")
-        code.add("return 0")
-        outs = [f"out{k}" for k in range(spans[0])]
-        text = "; ".join(f"{out}[place + done + j] = 0" for out in outs)
-        code.lines.insert(cleared, "    " * 3 + text)
-        code.owners.insert(cleared, -1)
-        heads = [*FIXED, *outs]
-        number = Spec(np.dtype(np.int64), ())
-        outputs = tuple(Output(out, number, number.dtype, 1) for out in outs)
-        return self._finish(heads, outputs, order, order_params)
-
-    def _touch(self, steps: list[int], needed: set[str], wanted: set[str], spans: list[int]) -> None:
-        """Write where row r lies, and where the partners lie that these steps draw for it."""
-        code, add = self.code, self.code.add
-        for name, samples in self.sources.items():
-            if name in needed and name in wanted:
-                self._span(name, samples, spans)
-        for number in steps:
-            if self.steps[number].bound[0].kind != "pair":
-                continue
-            own, outer = code.fresh("own"), self.partner
-            key = f"subkey(subkey(key, r), {self.steps[number].salt})"
-            add(f"{own} = r; r = randint({key}, 0, {self.count})")
-            self.partner = code.fresh("_p")
-            self._touch(*self._behind(number), wanted, spans)
-            self.partner = outer
-            add(f"r = {own}")
-
-    def _span(self, name: str, samples: Samples, spans: list[int]) -> None:
-        """Write the addresses of one field of row r."""
-        code, add, suffix = self.code, self.code.add, self.suffix[name] + self.partner
-        low, high = f"out{spans[0]}", f"out{spans[0] + 1}"
-        spans[0] += 2
-        _, base = self._row(samples, "r", suffix)
-        one = len(samples.parts) == 1
-        address = code.argument(int(samples.parts[0].flat.ctypes.data)) if one else f"{self._parts(samples)[0]}[k{suffix} + 1]"
-        item, at = samples.carrier.itemsize, "place + done + j"
-        inner = [*samples.shape[1:], *([samples.dtype.itemsize] if len(samples.strides) > len(samples.shape) else [])]
-        tail = samples.strides[len(samples.strides) - len(inner) :] if inner else ()
-        reach = [((n or 0) - 1) * s for n, s in zip(inner, tail, strict=True)]
-        before, after = sum(min(0, d) for d in reach), sum(max(0, d) for d in reach) + 1
-        if 0 in inner:
-            return
-        if not samples.shape:
-            add(f"{low}[{at}] = {address} + ({base} + {before}) * {item}")
-            add(f"{high}[{at}] = {address} + ({base} + {after}) * {item}")
-            return
-        n, stride = f"n{suffix}" if samples.shape[0] is None else samples.shape[0], samples.strides[0]
-        add(f"f{suffix} = 0; t{suffix} = {n} - 1")
-        if samples.low is not None or samples.high is not None:
-            least = f"l{suffix}" if samples.low is not None else f"min(0, h{suffix} - 1)"
-            most = f"h{suffix}" if samples.high is not None else f"max({n}, l{suffix} + 1)"
-            if samples.fill is None:  # the nearest element inside stands for those outside
-                add(f"f{suffix} = min(max(0, {least}), {most} - 1); t{suffix} = min(max({n} - 1, {least}), {most} - 1)")
-            else:
-                add(f"f{suffix} = max(0, {least}); t{suffix} = min({n}, {most}) - 1")
-        ends = (f"f{suffix}", f"t{suffix}") if stride >= 0 else (f"t{suffix}", f"f{suffix}")
-        with code.block(f"if f{suffix} <= t{suffix}:"):
-            add(f"{low}[{at}] = {address} + ({base} + {ends[0]} * {stride} + {before}) * {item}")
-            add(f"{high}[{at}] = {address} + ({base} + {ends[1]} * {stride} + {after}) * {item}")
-
 
 def _most(flow: Flow) -> int:
     """Give how many different constants a value outside may pass; a row that varies cannot be set down in between."""
     return 4096 if any(isinstance(n, str) for n in flow.lengths) else 16
-
-
-def len_of(sources: dict[str, Samples]) -> int:
-    """Give the number of samples."""
-    return next(iter(sources.values())).rows.count
