@@ -14,8 +14,7 @@ import os
 import time
 import types
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -29,6 +28,9 @@ from .errors import PipelineError
 from .python import raised_at
 from .ranks import whole_number
 from .replay import check_cast, row_spec
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
 
 BLOCK = 4 << 20  # bytes of rows that are handed on together
 SLOW, QUICK = 0.5, 0.05  # seconds between which a block should take: what is slow is made in small ones
@@ -348,6 +350,8 @@ def _blocks(source: Source, specs: Specs, start: int, threads: int) -> Generator
         return (pack(samples, specs, low), len(samples)), time.perf_counter() - begin, failed
 
     at, size = start, 1 if source.samples is not None else most
+    from concurrent.futures import ThreadPoolExecutor  # with the logging that it brings, 5 ms of an import
+
     pool = ThreadPoolExecutor(threads, "jitloader-write")
     ahead: collections.deque[Future[tuple[Block, float, Exception | None]]] = collections.deque()
     try:

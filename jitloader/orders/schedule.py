@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -124,6 +123,8 @@ def ratio(shares: Sequence[Any]) -> np.ndarray:
     for k, value in enumerate(values.tolist()):
         if not math.isfinite(value) or value <= 0:
             raise ValueError(f"mixed(shares=) takes positive, finite shares, got {value} for source {k}")
+    from fractions import Fraction
+
     parts = [Fraction(v).limit_denominator(1_000_000) if isinstance(v, float) else Fraction(v) for v in values.tolist()]
     common = math.lcm(*(f.denominator for f in parts))
     numbers = [int(f * common) for f in parts]

@@ -7,7 +7,6 @@ import itertools
 import math
 import struct
 from collections.abc import Collection
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from jitloader import jit
@@ -108,6 +107,8 @@ class _Table:
         groups = range(len(self.rows))
         starts = [0, *itertools.accumulate(self.rows)]
         threads = max(1, min(jit.available_cpus(), len(groups)))
+        from concurrent.futures import ThreadPoolExecutor
+
         with ThreadPoolExecutor(threads) as pool:
             done = list(pool.map(lambda g: self._group(g, starts[g], arrays, offsets), groups))
         for name in arrays:
