@@ -19,8 +19,8 @@ TRIED = {
         "storage_faults": "a_full_disk a_file_that_may_not_grow truncated replaced removed rewritten changed_between "
         "cut_before",
         "storage": "npy_cut manifests_that_are_broken",
-        "storage_unpacked": "broken_members no_room parquet_that_changes",
-        "chunked": "a_broken a_file_that_changed",
+        "storage_unpacked": "broken_members no_room parquet_that a_file_that_changes where_unpacked who_comes",
+        "chunked": "a_broken a_file_that_changed a_file_swapped folders_and_files_without",
         "cache": "a_full_disk a_damaged_file",
         "write": "a_real_full_disk the_old_version_stays power_loss",
         "faults": "a_file_that",
@@ -29,11 +29,12 @@ TRIED = {
     },
     "downloads": {
         "remote": "passing_faults lasting_faults a_cut_range a_change_in a_file_that_never_rests a_damaged_part "
-        "a_killed_download a_full_disk a_file_over_the_limit a_file_system_that_fails an_unreachable_server",
+        "a_killed_download a_full_disk a_file_over_the_limit a_file_system_that_fails an_unreachable_server "
+        "answers_to ranges_that_end digests_that",
     },
     "a limit on memory": {
         "faults": "a_limit_on_memory a_thread_that_is_ended an_interrupted_write",
-        "loader": "no_memory_for_the_buffers a_thread_that_cannot_start an_iterator_can_change many_loaders ctrl_c "
+        "loader": "no_memory_for_the_buffers no_more_threads a_thread_that_cannot_start an_iterator_can_change many_loaders ctrl_c "
         "threads_end iterators_are_independent fork_in_the_middle",
         "process": "an_interrupt an_event_loop children_made",
         "cache": "interrupted",
