@@ -27,6 +27,7 @@ from .samples import Rows, Samples, as_indices, join, records
 from .spec import Spec
 from .stages import Bound, Misfit, Stage, Step, as_stage, cast
 from .stages.stage import caller
+from .windows import refuse_nan
 
 if TYPE_CHECKING:
     from .describe import Description
@@ -415,7 +416,8 @@ class Dataset:
 
         The parting depends on the seed and the number of rows alone. Rows keep the order of the file inside a part.
         With `groups`, a mark a row or the name of a field of such marks, rows of one mark stay together: groups are
-        laid end to end in random order, and each goes where its middle falls. The parting then depends on marks too.
+        laid end to end in random order, and each goes where its middle falls. The parting then depends on marks too,
+        and a mark that is NaN is a ValueError.
 
         >>> import numpy as np, jitloader as jl
         >>> [len(part) for part in jl.Dataset(x=np.arange(10)).split(0.8, 0.2)]
@@ -446,6 +448,7 @@ class Dataset:
         if not isinstance(marks, np.ndarray) or marks.shape != (len(self),):
             shape = marks.shape if isinstance(marks, np.ndarray) else "rows that vary"
             raise ValueError(f"split: groups must be a mark for each of {len(self)} rows, got {shape}")
+        refuse_nan(marks)
         _, group, sizes = np.unique(marks, return_inverse=True, return_counts=True)
         order = source.permutation(len(sizes))
         middle = np.empty(len(sizes))
@@ -601,7 +604,8 @@ class Dataset:
         """Give mean, std, min and max of a field over all rows (and all axes of a sample but the last): float64.
 
         One pass over the rows after their stages. Sums are kept in float64 and shifted, so that a column of one value
-        has exactly that mean and a std of exactly 0. Images (H, W, C) give one number for each channel, as `normalize`
+        has exactly that mean and a std of exactly 0. Where it holds an infinity, or sums pass 1.8e308, mean and std are
+        NaN, and where it holds NaN all four are. Images (H, W, C) give one number for each channel, as `normalize`
         takes them; scalars give a 0-d array. Of a folder that was saved they are noted in its manifest, and read there
         the next time, while its file is unchanged.
 
@@ -642,7 +646,8 @@ class Dataset:
 
     def describe(self) -> Description:
         """Give the numbers of every field over all rows, as a table of text or, in notebooks, HTML; `described[name]` is a
-        Summary: count, nan, inf, and mean, std, min, max and histogram of the finite numbers, in float64.
+        Summary: count, nan, inf, and mean, std, min, max and histogram of the finite numbers, in float64; mean and std
+        are NaN where sums pass 1.8e308.
 
         Two passes over the rows after their stages (random ones with the draws of seed 0, epoch 0), in chunks, on all
         CPUs, nothing kept. Rows that vary count at their own lengths, without padding. None for what is not of numbers.

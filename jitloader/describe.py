@@ -9,7 +9,7 @@ import numpy as np
 
 from . import jit
 from .compose import Program, Ragged
-from .passes import Consume, sweep
+from .passes import Consume, exact_sum, sweep
 from .spec import Spec
 from .tables import html_bars, html_table, number_of, sparkline, text_table
 
@@ -228,14 +228,6 @@ def merge(parts: list[tuple[int, int, np.ndarray]]) -> Moments:
     if low == high:
         return Moments(size, finite, missing, low, 0.0, low, high)
     with np.errstate(all="ignore"):
-        centre = float(mean[0] + safe_sum((mean - mean[0]) * weight) / finite)
-        deviation = math.sqrt(safe_sum(square + weight * (mean - centre) ** 2) / finite)
+        centre = float(mean[0] + exact_sum((mean - mean[0]) * weight) / finite)
+        deviation = math.sqrt(exact_sum(square + weight * (mean - centre) ** 2) / finite)
     return Moments(size, finite, missing, centre, deviation, low, high)
-
-
-def safe_sum(values: np.ndarray) -> float:
-    """Sum without rounding between; what overflows is infinite or NaN, as for NumPy, not an error."""
-    try:
-        return math.fsum(values)
-    except (OverflowError, ValueError):
-        return float(values.sum())

@@ -135,8 +135,8 @@ def decoded(spec: Spec) -> Spec:
 
 
 def decoder(dtype: np.dtype) -> tuple[Callable[..., Any], tuple[int, ...]]:
-    size = dtype.itemsize
     """Give the function, and its parameters, from the carried bits of a dtype to a number."""
+    size = dtype.itemsize
     if dtype.name == "bfloat16":
         return brain_of, ()
     if dtype.name == "float16":

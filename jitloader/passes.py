@@ -217,11 +217,20 @@ def statistics(program: Program, count: int, key: int) -> Statistics:
     total = float(count * outer * inner)
     with np.errstate(all="ignore"):
         base = mean[0]
-        centre = base + np.array([math.fsum(column) for column in ((mean - base) * weights).T]) / total
+        centre = base + np.array([exact_sum(column) for column in ((mean - base) * weights).T]) / total
         spread = square + weights * (mean - centre) ** 2
-        deviation = np.sqrt(np.array([math.fsum(column) for column in spread.T]) / total)
+        deviation = np.sqrt(np.array([exact_sum(column) for column in spread.T]) / total)
     least, most = low.min(axis=0), high.max(axis=0)
     constant = least == most
     centre, deviation = np.where(constant, least, centre), np.where(constant, 0.0, deviation)
     made = [a.reshape(shape) for a in (centre, deviation, least, most)]
     return Statistics(made[0], made[1], made[2], made[3], count)
+
+
+def exact_sum(numbers: np.ndarray) -> float:
+    """Give the sum, rounded once; NaN where it is no finite number, or one on the way to it was not."""
+    try:
+        found = math.fsum(numbers)
+    except (OverflowError, ValueError):  # more than 1.8e308; inf - inf
+        return math.nan
+    return found if math.isfinite(found) else math.nan

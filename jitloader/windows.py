@@ -115,7 +115,7 @@ def windows(
     stride : rows between the starts of windows.
     step : rows between the elements of a window; slices count elements, and may begin below 0.
     groups : keeps windows inside series, documents or episodes: g + 1 rising offsets from 0 to n, or a mark a row (a
-        new group where it changes).
+        new group where it changes; NaN is refused).
     pad_start, pad_end : windows may begin this many rows before their group, or end this many after it.
     pad_value : what stands there; None repeats the group's first or last row, as in stacks of frames.
     mask : for each slice also a bool field `slice_mask` (b - a,), True where a row is data.
@@ -310,6 +310,7 @@ def bounds_of(groups: Any, n: int) -> np.ndarray:
             )
         return offsets
     if marks.size == n:
+        refuse_nan(marks)
         changes = np.flatnonzero(marks[1:] != marks[:-1]) + 1
         return np.concatenate([[0], changes, [n]]).astype(np.int64)
     if not whole or offsets is None:
@@ -318,6 +319,13 @@ def bounds_of(groups: Any, n: int) -> np.ndarray:
         )
     at = int(np.flatnonzero(np.diff(offsets) < 0)[0])
     raise ValueError(f"group offsets must not fall: offsets[{at}] = {offsets[at]}, then {offsets[at + 1]}")
+
+
+def refuse_nan(marks: np.ndarray) -> None:
+    """Refuse marks of groups that are no mark: NaN and NaT, which equal nothing, and so would be any group or none."""
+    odd = np.flatnonzero(marks != marks)
+    if odd.size:
+        raise ValueError(f"groups: row {odd[0]} has {marks[odd[0]]} for a mark: give every row one, as -1")
 
 
 def _bounds(groups: Any, n: int, edges: np.ndarray | None) -> np.ndarray | None:

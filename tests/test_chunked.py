@@ -92,7 +92,8 @@ def test_zarr_group(tmp_path, plain):
     group = zarr.open_group(str(tmp_path / "g"), mode="w")
     wanted = {"a": X, "deep/b": np.arange(ROWS).astype("float64")}
     for name, array in wanted.items():
-        group.create_array(name, shape=array.shape, chunks=(97, *array.shape[1:]), dtype=array.dtype)[...] = array
+        create = getattr(group, "create_array", None) or group.create_dataset  # zarr 3, zarr 2
+        create(name, shape=array.shape, chunks=(97, *array.shape[1:]), dtype=array.dtype)[...] = array
     data = jl.open(tmp_path / "g")
 
     assert data.fields == ("a", "deep/b")
@@ -299,11 +300,11 @@ def test_a_broken_chunk(gzipped):
 
 def test_a_broken_zarr_chunk(tmp_path, plain):
     """The same for a file of a Zarr folder that was cut; a folder that is gone is no array of fill values."""
-    array = zarr.create_array(store=str(tmp_path / "x.zarr"), shape=X.shape, chunks=(100, 6, 5), dtype=X.dtype)
+    array = zarr.open_array(str(tmp_path / "x.zarr"), mode="w", shape=X.shape, chunks=(100, 6, 5), dtype=X.dtype)
     array[...] = X
     data = jl.open(tmp_path / "x.zarr")
     assert np.array_equal(data[0].x, X[0])
-    chunk = tmp_path / "x.zarr" / "c" / "3" / "0" / "0"
+    chunk = tmp_path / "x.zarr" / ("3.0.0" if zarr.__version__ < "3" else "c/3/0/0")
     chunk.write_bytes(chunk.read_bytes()[:50])
     with pytest.raises(jl.DataError, match=r"x\.zarr, rows 300 to 399: "):
         data[350]
@@ -370,3 +371,39 @@ def test_memory_goes_with_the_data_set(gzipped, plain):
     del data, loader
     gc.collect()
     assert len(residency.alive) == before
+
+
+def test_folders_and_files_without_an_array(tmp_path, plain):
+    """A group or file without arrays, a scalar, metadata that is broken and a codec nobody has are told with their path."""
+    zarr.open_group(str(tmp_path / "empty"), mode="w")
+    with pytest.raises(jl.DataError, match="empty: a Zarr group without arrays"):
+        jl.open(tmp_path / "empty")
+    with h5py.File(tmp_path / "empty.h5", "w") as file:
+        file.create_group("inside")
+    with pytest.raises(jl.DataError, match=r"empty\.h5: an HDF5 file without datasets"):
+        jl.open(tmp_path / "empty.h5")
+    array = zarr.open_array(str(tmp_path / "x"), mode="w", shape=(8, 2), chunks=(4, 2), dtype="f4")
+    array[...] = 1
+    (about,) = [p for p in (tmp_path / "x").iterdir() if p.name in ("zarr.json", ".zarray")]
+    whole = about.read_text()
+    about.write_text(whole[: len(whole) // 2])
+    with pytest.raises(jl.DataError, match=str(tmp_path / "x")):
+        jl.open(tmp_path / "x")
+    about.write_text(whole.replace("zstd", "nobodys").replace("blosc", "nobodys"))
+    with pytest.raises(jl.DataError, match=rf"{tmp_path / 'x'}.*nobodys"):
+        jl.open(tmp_path / "x")[0]
+    zarr.open_array(str(tmp_path / "scalar"), mode="w", shape=(), dtype="f4")
+    with pytest.raises(jl.DataError, match="scalar: a scalar: an array of at least one axis expected"):
+        jl.open(tmp_path / "scalar")
+
+
+def test_a_file_swapped_between_opening_and_reading(gzipped, plain):
+    """A chunk is read from the file that was opened or not at all, whenever the path began to mean another one."""
+    data = jl.open(gzipped)
+    decoder = chunks_of(data)
+    with h5py.File(gzipped.parent / "new.h5", "w") as file:
+        file.create_dataset("x", data=X[::-1], chunks=(64, 6, 5), compression="gzip")
+    os.replace(gzipped.parent / "new.h5", gzipped)
+    assert decoder is not None
+    with pytest.raises(jl.DataError, match="changed since it was opened"):
+        data[3]

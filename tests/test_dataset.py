@@ -315,3 +315,45 @@ def test_a_ragged_batch_can_be_replaced():
     batch = jl.Dataset(x=jl.ragged(np.arange(6), [0, 2, 2, 6]))[:].x
 
     assert batch._replace(values=batch.values + 1).values.tolist() == [1, 2, 3, 4, 5, 6] and len(batch) == 3
+
+
+@pytest.mark.parametrize("order", ["<", ">"])
+def test_every_number_of_a_half_is_seen(order, monkeypatch):
+    """All 65,536 bit patterns of float16 reach a stage as the float32 that NumPy makes of them, in either byte order."""
+    monkeypatch.setenv("NUMBA_DISABLE_JIT", "1")
+    halves = np.arange(1 << 16, dtype=np.uint16).view("f2")[np.r_[0:1100, 31000:34000, 63000:65536]]
+    data = jl.Dataset(x=halves.astype(f"{order}f2").reshape(-1, 4)).map("x", jl.cast("float32"))
+    found = data[:].x.reshape(-1)
+    assert found.dtype == np.float32 and np.array_equal(found, halves.astype("f4"), equal_nan=True)
+    wide = np.array([1.5, -0.0, np.inf, np.nan, 5e-324, 1e300])
+    for dtype in ("f4", "f8"):
+        with np.errstate(over="ignore"):
+            given = wide.astype(f"{order}{dtype}")
+        found = jl.Dataset(x=given).map("x", jl.cast("float64"))[:].x
+        assert np.array_equal(found, given.astype("f8"), equal_nan=True) and np.array_equal(
+            np.signbit(found), np.signbit(given)
+        )
+    for dtype in ("i2", "u2", "i4", "u4", "i8", "u8"):
+        limits = np.iinfo(dtype)
+        given = np.array([limits.min, 0, 1, 258, limits.max], f"{order}{dtype}")
+        assert jl.Dataset(x=given).map("x", lambda v: v)[:].x.tolist() == given.tolist()
+
+
+@pytest.mark.parametrize(
+    "function, text",
+    [
+        (lambda row, rng: [1], "a function of a row gives a dict, got list"),
+        (lambda row, rng: {"x": 1} if row["i"] else {}, "field 'x' came for 3 of 4 rows"),
+        (
+            lambda row, rng: {"x": np.zeros(int(row["i"]) % 2 + 1)},
+            "field 'x' differs between rows: float64 (1,) and float64 (2,)",
+        ),
+        (lambda row, rng: {"x": [[1], [1, 2]]}, "field 'x' is no array"),
+        (lambda row, rng: 1 / 0, "ZeroDivisionError"),
+    ],
+)
+def test_functions_of_rows_that_do_not_fit(function, text):
+    """What such a function gives is a dict of the same fields, alike for all rows; otherwise the stage is named."""
+    with pytest.raises(jl.PipelineError) as caught:
+        jl.Dataset(i=np.arange(4)).apply_rows(function)[:]
+    assert text in str(caught.value)

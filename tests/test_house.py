@@ -42,6 +42,20 @@ EXCEPTIONS = {
 }
 
 
+def test_the_top_level_holds_little() -> None:
+    """What Git has at the top: the project file, the README, three folders, and files that tools look for by a dot."""
+    try:
+        listed = subprocess.run(
+            ["git", "ls-files"], cwd=PACKAGE.parent, capture_output=True, text=True, check=True
+        ).stdout
+    except (FileNotFoundError, subprocess.CalledProcessError):
+        pytest.skip("no Git checkout")
+    top = {line.partition("/")[0] for line in listed.splitlines()}
+    assert top - {"pyproject.toml", "README.md", "jitloader", "tests", "benchmarks"} == {
+        name for name in top if name.startswith(".")
+    }
+
+
 def rooms() -> dict[str, list[Path]]:
     """Give the rooms of the package: a module or a folder of modules each."""
     found: dict[str, list[Path]] = {}

@@ -1,5 +1,7 @@
 """Each of Numba's threading layers under loaders in threads, loaders in loaders, and forks before and after an epoch."""
 
+import contextlib
+import importlib.metadata
 import os
 import subprocess
 import sys
@@ -57,24 +59,30 @@ rest = next(batches).i.tolist()
 late = forked(lambda: len([i for b in batches for i in b.i]) == N - 256 and whole(loader()) and whole(loader(False)))
 assert ended(late) and whole(loader())
 assert sorted(rest + [i for b in batches for i in b.i.tolist()]) == list(range(N))
+import numba
+assert numba.threading_layer() == sys.argv[1] or os.cpu_count() == 1
 print("all")
 """
 
 
-def there(layer):
-    """Whether Numba can use a layer here."""
-    if layer != "tbb":
-        return True
-    code = "from numba.np.ufunc import tbbpool"
-    return subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 0
+def environment(layer):
+    """What a child's loader needs to find a layer: pip puts libtbb beside Python's own folder, off the loader's path."""
+    env = {**os.environ, "NUMBA_THREADING_LAYER": layer, "NUMBA_NUM_THREADS": "2"}
+    if layer == "tbb":
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found = [f.locate() for f in importlib.metadata.files("tbb") or () if f.name.startswith("libtbb.so")]
+            paths = dict.fromkeys(str(file.resolve().parent) for file in found)
+            env["LD_LIBRARY_PATH"] = ":".join([*paths, *filter(None, [env.get("LD_LIBRARY_PATH")])])
+    return env
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
 @pytest.mark.parametrize("layer", ["omp", "workqueue", "tbb"])
 def test_layer(layer):
     """Every row once and every bit right: loaders in threads, nested, and in children made before and after."""
-    if not there(layer):
+    env = environment(layer)
+    probe = [sys.executable, "-c", "from numba.np.ufunc import tbbpool"]
+    if layer == "tbb" and subprocess.run(probe, capture_output=True, env=env).returncode:
         pytest.skip("tbb is not installed")
-    env = {**os.environ, "NUMBA_THREADING_LAYER": layer, "NUMBA_NUM_THREADS": "2"}
-    done = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, timeout=300, env=env)
+    done = subprocess.run([sys.executable, "-c", CODE, layer], capture_output=True, text=True, timeout=300, env=env)
     assert (done.returncode, done.stdout) == (0, "all\n"), done.stderr[-2000:]

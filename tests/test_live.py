@@ -1,5 +1,6 @@
 """Data over a ring that is still written: whole rows, epochs of what is there, draws by priority, transitions at the seam."""
 
+import copy
 import pickle
 import threading
 
@@ -60,7 +61,9 @@ def test_rows_read_while_they_are_written_are_whole():
 
 def test_replay_draws_by_priority():
     """Rows of priority 0 never come, others in proportion; `row` and `weight` are those of the memory."""
-    replay = jl.Replay(jl.live(jl.ring(8, x="float32")).map("x", lambda x: x * 2.0), jl.prioritized(8, alpha=1.0, beta=1.0))
+    replay = jl.Replay(
+        jl.live(jl.ring(8, x="float32")).map("x", lambda x: x * 2.0), jl.prioritized(8, alpha=1.0, beta=1.0)
+    )
     rows = replay.extend(x=np.arange(4))
     replay.update(rows, [0, 1, 0, 3])
     count = np.zeros(4)
@@ -90,7 +93,11 @@ def test_transitions_of_a_ring_are_those_of_its_rows_in_time(n, stack):
     for step in range(40):
         ended = random.random() < 0.2
         ring.append(
-            obs=[step, -step], action=step, reward=random.random(), terminated=ended, truncated=not ended and random.random() < 0.2
+            obs=[step, -step],
+            action=step,
+            reward=random.random(),
+            terminated=ended,
+            truncated=not ended and random.random() < 0.2,
         )
         if step % 3:
             continue
@@ -110,6 +117,48 @@ def test_it_pickles_whole():
     replay = pickle.loads(pickle.dumps(jl.Replay(ring, jl.prioritized(4))))
     replay.extend(x=[3])
     assert replay.ring.fields["x"][:3].tolist() == [1, 2, 3] and set(replay.sample(9).x.tolist()) <= {3}
+
+
+def test_what_is_linked_is_what_a_data_set_links():
+    """keep, drop, apply and apply_rows over a ring give what they give over a copy of its rows; a deep copy stands alone."""
+    ring = jl.ring(8, x="int64", y="float32")
+    ring.extend(x=np.arange(5), y=np.arange(5) / 2)
+    plain = jl.Dataset({name: array[:5].copy() for name, array in ring.fields.items()})
+    for link in (
+        lambda data: data.keep("y"),
+        lambda data: data.drop("y"),
+        lambda data: data.map("x", jl.clip(1, 3)).keep("y", "x"),
+        lambda data: data.apply(lambda batch: {"z": batch.x + 1}),
+        lambda data: data.apply_rows(lambda row, generator: {"z": int(row["x"]) * 3}),
+    ):
+        live, copy_of = link(jl.live(ring)), link(plain)
+        assert live.fields == copy_of.fields
+        for got, want in zip(jl.Loader(live, 2), jl.Loader(copy_of, 2), strict=True):
+            assert got._fields == want._fields
+            assert all(np.array_equal(a, b) for a, b in zip(got, want, strict=True))
+    live = jl.live(ring)
+    again = copy.deepcopy(live)
+    again.ring.extend(x=[99], y=[9])
+    assert len(live) == 5 and len(again) == 6 and again[5].x == 99
+
+
+def test_a_replay_goes_on_from_its_state():
+    """State and copy hold the priorities: both draw what the first draws next; a failing row is named."""
+    replay = jl.Replay(jl.ring(8, x="int64"), jl.prioritized(8, alpha=1.0))
+    replay.update(replay.extend(x=np.arange(6)), [1, 2, 3, 4, 5, 6])
+    replay.sample(4)
+    other = jl.Replay(replay.ring, jl.prioritized(8, alpha=1.0))
+    other.load_state_dict(replay.state_dict())
+    again = pickle.loads(pickle.dumps(replay))
+    assert other.memory.step == replay.memory.step == again.memory.step
+    want = replay.sample(16)
+    for same in (other, again):
+        got = same.sample(16)
+        assert all(np.array_equal(a, b) for a, b in zip(got, want, strict=True))
+    failing = jl.Replay(jl.live(replay.ring).map("x", jl.cast("uint8")), jl.prioritized(8))
+    failing.extend(x=[999])
+    with pytest.raises(jl.PipelineError, match="value 999 does not fit uint8"):
+        failing.sample(4)
 
 
 @pytest.mark.parametrize(

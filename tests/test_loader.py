@@ -321,7 +321,9 @@ def worst_share(batches, labels):
     return max(abs((labels[b] == c).sum() - share * len(b)) for b in batches for c, share in shares.items() if len(b))
 
 
-@pytest.mark.parametrize("n, batch, world", [(1000, 32, 1), (1000, 32, 2), (1003, 7, 3), (97, 64, 2), (10, 8, 2), (3, 2, 4), (600, 60, 5)])
+@pytest.mark.parametrize(
+    "n, batch, world", [(1000, 32, 1), (1000, 32, 2), (1003, 7, 3), (97, 64, 2), (10, 8, 2), (3, 2, 4), (600, 60, 5)]
+)
 def test_stratified_is_laid_out_for_the_batches_of_its_loader(n, batch, world):
     """Each rank's batches have the shares to within one row; the short last ones of several ranks to within two."""
     labels = np.minimum(np.random.default_rng(n).geometric(0.4, n), 6)
@@ -331,7 +333,9 @@ def test_stratified_is_laid_out_for_the_batches_of_its_loader(n, batch, world):
         loaders = [jl.Loader(data_of(n), batch, order=order, seed=1, rank=r, world_size=world) for r in range(world)]
     made = [list(rows(loader)) for loader in loaders]
     assert sorted(itertools.chain(*itertools.chain(*made))) == list(range(n))
-    assert worst_share([b for r in made for b in r if len(b) == batch] or [[]], labels) < 1 if n >= batch * world else True
+    assert (
+        worst_share([b for r in made for b in r if len(b) == batch] or [[]], labels) < 1 if n >= batch * world else True
+    )
     assert worst_share([b for r in made for b in r], labels) < (1 if world == 1 else 2)
     assert rows(loaders[0]) != made[0] or n < 5
 
@@ -639,9 +643,26 @@ def test_no_memory_for_the_buffers(monkeypatch):
     loader = jl.Loader(jl.Dataset(x=np.zeros((100, 10_000))), 50)
     with monkeypatch.context() as patched:
         patched.setattr(np, "empty", small)
-        with pytest.raises(MemoryError, match=r"no memory for a batch buffer of 4,000,000 bytes \(50 rows\): use a smaller"):
+        with pytest.raises(
+            MemoryError, match=r"no memory for a batch buffer of 4,000,000 bytes \(50 rows\): use a smaller"
+        ):
             next(iter(loader))
     assert next(iter(loader)).x.shape == (50, 10_000)
+
+
+def test_no_more_threads_to_be_had(monkeypatch):
+    """Where the system gives no thread the consumer fills for itself, Python functions too: every batch comes."""
+    monkeypatch.setenv("NUMBA_DISABLE_JIT", "1")
+
+    def none_left(thread):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", none_left)
+    data = jl.Dataset(i=np.arange(40))
+    for made in (data, data.apply(lambda batch: {"i": batch.i})):
+        loader = jl.Loader(made, 8, threads=2, prefetch=2)
+        for _ in range(2):
+            assert [i for batch in loader for i in batch.i.tolist()] == list(range(40))
 
 
 def test_who_waits_fills_along(monkeypatch):

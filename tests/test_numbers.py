@@ -126,3 +126,35 @@ def test_statistics_against_exact_sums(kind):
         rounded = float(np.spacing(abs(float(mean)))) / std  # squares are taken round the mean as float64 has it
         assert abs(float(found.std) / std - 1) < 1e-12 + rounded**2
     assert (float(found.min), float(found.max)) == (float(min(exact)), float(max(exact)))
+
+
+@pytest.mark.parametrize("rows", [4, 1 << 20])  # in one chunk, in several
+def test_statistics_give_nan_where_no_number_is_right(rows):
+    """Columns that hold NaN, infinities or numbers whose sums overflow: never a finite mean, a wrong sign or an error."""
+    odd = {
+        (math.nan, 0.0): (math.nan, math.nan),
+        (math.nan, math.inf): (math.nan, math.nan),
+        (math.inf, 0.0): (0.0, math.inf),
+        (-math.inf, math.inf): (-math.inf, math.inf),
+        (-math.inf, 1.7e308): (-math.inf, 1.7e308),
+        (1.7e308, 1.7e308): (0.0, 1.7e308),
+        (1.7e308, -1.7e308): (-1.7e308, 1.7e308),
+        (-1.7e308, math.inf): (-1.7e308, math.inf),
+    }
+    for first, last in [pair for one in odd for pair in (one, one[::-1])]:
+        x = np.zeros(rows)
+        x[1], x[-1] = first, last
+        data = jl.Dataset(x=x)
+        found, told = data.statistics("x"), data.describe()["x"]
+        low, high = odd[(first, last)] if (first, last) in odd else odd[(last, first)]
+        assert np.array_equal([found.min, found.max], [low, high], equal_nan=True)
+        finite = x[np.isfinite(x)]
+        mean = math.fsum(finite / finite.size)
+        assert (told.min, told.max) == (finite.min(), finite.max())
+        assert math.isnan(told.mean) or math.isclose(told.mean, mean, abs_tol=1e292)  # sums may happen to fit
+        assert math.isnan(told.std) or not finite.any()
+        assert math.isnan(found.std)
+        assert math.isnan(found.mean) or (finite.size == rows and math.isclose(found.mean, mean, abs_tol=1e292))
+    for value in (math.inf, -math.inf, 1.7e308):
+        found = jl.Dataset(x=np.full(rows, value)).statistics("x")
+        assert (found.mean, found.std, found.min, found.max) == (value, 0, value, value)

@@ -179,6 +179,49 @@ def noise_all(x):
     return x * 0.5
 
 
+def test_what_stands_in_for_ray(monkeypatch):
+    """`to_ray` asks for row numbers in blocks and reads the rows of each; without Ray it says what to install."""
+    data = jl.Dataset(x=np.arange(10) * 2, y=np.arange(10.0))
+    asked = {}
+
+    class Numbers:
+        def map_batches(self, reader, batch_format, batch_size):
+            asked.update(format=batch_format, size=batch_size)
+            return [reader({"id": np.arange(a, min(a + batch_size, 10))}) for a in range(0, 10, batch_size)]
+
+    def numbers(count, override_num_blocks):
+        asked.update(count=count, blocks=override_num_blocks)
+        return Numbers()
+
+    package, module = types.ModuleType("ray"), types.ModuleType("ray.data")
+    module.range = numbers
+    monkeypatch.setitem(sys.modules, "ray", package)
+    monkeypatch.setitem(sys.modules, "ray.data", module)
+    blocks = door.to_ray(data, rows=4, blocks=99)
+    assert asked == {"count": 10, "blocks": 10, "format": "numpy", "size": 4}
+    assert np.array_equal(np.concatenate([b["x"] for b in blocks]), np.arange(10) * 2)
+    assert np.array_equal(np.concatenate([b["y"] for b in blocks]), np.arange(10.0))
+    monkeypatch.setitem(sys.modules, "ray.data", None)
+    with pytest.raises(ImportError, match=r"pip install 'ray\[data\]'"):
+        door.to_ray(data)
+    with pytest.raises(TypeError, match="to_ray takes a jl.Dataset, got ndarray"):
+        door.to_ray(np.arange(3))
+    with pytest.raises(TypeError, match="'r' varies: pad it first"):
+        door.to_ray(jl.Dataset(r=jl.ragged([[1], [2, 3]])))
+
+
+def test_blocks_of_other_columns_are_refused():
+    """A block that lacks a column, or has another, cannot go on from those before."""
+
+    class Changing:
+        def iter_batches(self, batch_size=0, batch_format=""):
+            yield {"x": np.arange(3)}
+            yield {"y": np.arange(3)}
+
+    with pytest.raises(ValueError, match="a block has the columns y, those before x"):
+        list(door.batches(Changing(), 2, window=100))
+
+
 def test_docstring_examples_run():
     """The examples in the door's docstrings."""
     assert doctest.testmod(door).failed == 0

@@ -519,6 +519,104 @@ def test_refusals(server: Server) -> None:
         jl.open("abcd://x")
 
 
+@pytest.mark.parametrize(
+    ("status", "headers", "kind", "told"),
+    [
+        (404, {}, FileNotFoundError, "the server says 404"),
+        (410, {}, FileNotFoundError, "the server says 410"),
+        (401, {}, PermissionError, "the server says 401"),
+        (403, {}, PermissionError, "the server says 403"),
+        (400, {}, OSError, "the server says 400"),
+        (416, {}, DataError, "an empty file"),
+        (429, {}, OSError, "the server says 429"),
+        (200, {}, DataError, "does not tell the length"),
+        (200, {"Content-Length": "4", "Content-Encoding": "gzip"}, DataError, "does not tell the length"),
+        (206, {"Content-Range": "bytes 0-0/*"}, DataError, "does not tell the length"),
+        (206, {"Content-Range": "items 0-0/9"}, OSError, "Content-Range 'items 0-0/9'"),
+        (206, {"Content-Range": "bytes 0-0/0"}, DataError, "an empty file"),
+    ],
+)
+def test_answers_to_the_first_question(
+    server: Server, monkeypatch: pytest.MonkeyPatch, status: int, headers: Any, kind: Any, told: str
+) -> None:
+    """Each status and head that names no file of known length is the error it stands for, with the URL."""
+
+    def answer(request: BaseHTTPRequestHandler) -> None:
+        request.close_connection = True
+        request.send_response(status)
+        for name, value in headers.items():
+            request.send_header(name, value)
+        request.end_headers()
+        request.wfile.write(b"\0")
+
+    monkeypatch.setattr(server, "answer", answer)
+    monkeypatch.setattr(download, "TRIES", 2)
+    with pytest.raises(kind, match=re.escape(told)) as raised:
+        storage.open_array(f"{server.url}/x.npy")
+    assert f"{server.url}/x.npy" in (str(raised.value) + str(getattr(raised.value, "filename", "")))
+
+
+def test_ranges_that_end_at_once(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file that shrank (416), whose ranges tell another length, or are announced shorter than they are, is asked for
+    anew or again; in the end the bytes are exact."""
+    url, seen = server.put("rows.npy", ROWS), []
+
+    def fault(request: Any, number: int, body: bytes) -> bytes | None:
+        seen.append(number)
+        if number == 2:
+            request.send_error(416)
+            return None
+        if number in (4, 6):
+            request.send_response(206)
+            whole, size = (SIZE, len(body) - 1) if number == 4 else (SIZE + 1, len(body))
+            start = int(request.headers["Range"].split("=")[1].split("-")[0])
+            request.send_header("Content-Length", str(size))
+            request.send_header("Content-Range", f"bytes {start}-{start + len(body) - 1}/{whole}")
+            request.send_header("ETag", etag(npy(ROWS)))
+            request.end_headers()
+            request.wfile.write(body[:size])
+            return None
+        return body
+
+    server.fault = fault
+    monkeypatch.setattr(download, "THREADS", 1)
+    assert np.array_equal(storage.open_array(url), ROWS)
+    assert max(seen) > 11
+
+
+def test_digests_that_are_none(server: Server) -> None:
+    """A checksum that is no base64 is as if the server had given none."""
+    url = server.put("rows.npy", ROWS)
+    server.headers = {"Repr-Digest": "sha-256=:AAA:"}
+    assert np.array_equal(storage.open_array(url), ROWS)
+
+
+def test_a_url_that_leads_to_a_folder(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that sends from a name to the folder of that name is followed: the folder's manifest is looked for."""
+    plain = server.answer
+
+    def answer(request: BaseHTTPRequestHandler) -> None:
+        if request.path == "/folder":
+            request.close_connection = True
+            request.send_response(301)
+            request.send_header("Location", "/folder/")
+            request.end_headers()
+        elif request.path == "/folder/":
+            server.files["/folder/"] = b"<html>"
+            plain(request)
+        else:
+            plain(request)
+
+    monkeypatch.setattr(server, "answer", answer)
+    with pytest.raises((OSError, DataError), match="folder"):
+        jl.open(f"{server.url}/folder")
+    jl.Dataset(x=np.arange(3)).save(tmp := Path(os.environ["JITLOADER_DATA_DIR"]).parent / "saved")
+    for file in tmp.iterdir():
+        if file.is_file():
+            server.files[f"/folder/{file.name}"] = file.read_bytes()
+    assert jl.open(f"{server.url}/folder")[:].x.tolist() == [0, 1, 2]
+
+
 def test_headers_are_sent(server: Server) -> None:
     """Headers given, a token for instance, go with each request."""
     url, seen = server.put("rows.npy", ROWS), set()

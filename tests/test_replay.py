@@ -532,3 +532,20 @@ def test_ring_and_priorities_together():
 
     assert memory.total == 2 + 3 + 4
     assert np.bincount(own.fields["a"][rows]).tolist() == [0, 0, 2, 3, 4]
+
+
+def test_what_a_ring_and_a_memory_tell_of_themselves():
+    """Copies are the rows in time, specs and exponents are what was given, and what cannot be is told."""
+    ring = Ring(3, x="int64", y=("float32", 2))
+    ring.extend(x=[1, 2, 3, 4], y=np.zeros((4, 2)))
+    assert repr(ring) == "Ring(3 of 3 rows, x=int64 (), y=float32 (2,))"
+    assert ring.copy()["x"].tolist() == [2, 3, 4] and ring.copy()["y"].shape == (3, 2)
+    with pytest.raises(ValueError, match=r"field x: rows of a ring have one shape, got \(None,\)"):
+        Ring(3, x=("int64", (None,)))
+    memory = Prioritized(5, alpha=0.5, beta=0.25, seed=3)
+    assert repr(memory) == "Prioritized(5, alpha=0.5, beta=0.25, seed=3)"
+    assert (memory.capacity, memory.alpha, memory.beta) == (5, 0.5, 0.25)
+    with pytest.raises(ValueError, match=r"capacity must be at most 2\*\*48"):
+        Prioritized((1 << 48) + 1)
+    with pytest.raises(ValueError, match="alpha"):
+        Prioritized(4, alpha=10**400)

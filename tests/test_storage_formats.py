@@ -122,6 +122,21 @@ def test_npz_that_is_none(tmp_path):
     for name in ("none.npz", "text.npz", "cut.npz"):
         with pytest.raises(DataError, match=name):
             storage.open_fields(tmp_path / name)
+    with zipfile.ZipFile(tmp_path / "words.npz", "w") as archive:
+        archive.writestr("words.txt", "no array")
+    with pytest.raises(DataError, match="words.npz: a zip of 1 members: at least one .npy expected, none found"):
+        storage.open_fields(tmp_path / "words.npz")
+    with zipfile.ZipFile(tmp_path / "d.npz", "a") as archive, pytest.warns(UserWarning, match="Duplicate name"):
+        archive.writestr("x.npy", archive.read("x.npy"))
+    with pytest.raises(DataError, match="d.npz: member 'x.npy' found twice, once expected"):
+        storage.open_fields(tmp_path / "d.npz")
+    secret = bytearray(whole)
+    secret[6] |= 1  # of the flags of the local header, then of the directory's
+    secret[secret.index(b"PK\x01\x02") + 8] |= 1
+    (tmp_path / "secret.npz").write_bytes(secret)
+    for unpack in (None, tmp_path / "out"):
+        with pytest.raises(DataError, match="secret.npz, member x.npy: encrypted"):
+            storage.open_fields(tmp_path / "secret.npz", unpack=unpack)
 
 
 # ---- IDX and CIFAR

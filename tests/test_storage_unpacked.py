@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import tracemalloc
@@ -224,3 +225,80 @@ def test_several_decode_at_once(tmp_path):
         thread.join()
 
     assert len(found) == 4 and all(same(one, wanted) for one in found)
+
+
+def test_parquet_that_lies(tmp_path):
+    """Footers longer than the file, columns of one name and bytes that are no Parquet inside its marks are told."""
+    pa = pytest.importorskip("pyarrow", exc_type=ImportError)
+    pq = pytest.importorskip("pyarrow.parquet", exc_type=ImportError)
+    path = tmp_path / "d.parquet"
+    pq.write_table(pa.table({"x": np.arange(50)}), path)
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-8] + (1 << 30).to_bytes(4, "little") + whole[-4:])
+    with pytest.raises(DataError, match=f"a footer of {1 << 30} bytes expected, {len(whole)} bytes found"):
+        jl.open(path)
+    length = int.from_bytes(whole[-8:-4], "little")
+    path.write_bytes(whole[: -8 - length] + b"\xff" * length + whole[-8:])
+    with pytest.raises(DataError, match=f"d.parquet: a broken Parquet file of {len(whole)} bytes"):
+        jl.open(path)
+    path.write_bytes(whole[:4] + b"\xff" * 40 + whole[44:])  # the first page, whose footer is right
+    with pytest.raises(DataError, match="d.parquet"):
+        jl.open(path)
+    pq.write_table(pa.Table.from_arrays([pa.array([1]), pa.array([2])], ["x", "x"]), path)
+    with pytest.raises(DataError, match="columns of different names expected, x, x found"):
+        jl.open(path)
+
+
+def test_where_unpacked_fields_go(tmp_path, cache, monkeypatch):
+    """No folder to be had is an error that says what to give; one that is broken is made again; one that two files fight
+    over is told; long names and names that differ in case alone get files of their own."""
+    path = tmp_path / "d.npz"
+    wanted = {"a": np.arange(5), "A": np.arange(6), "n" * 190: np.arange(7)}
+    np.savez_compressed(path, **wanted)
+    assert same(storage.open_fields(path, unpack=True), wanted)
+    (manifest,) = cache.glob("*/manifest.json")
+    manifest.write_text("{")
+    assert same(storage.open_fields(path, unpack=True), wanted)
+    with monkeypatch.context() as patch:
+        patch.setattr("jitloader.storage.unpacked._known", lambda *_: ({}, {}))  # another process is always later
+        with pytest.raises(DataError, match="another process unpacks another file there"):
+            storage.open_fields(path, unpack=tmp_path / "mine")
+    with monkeypatch.context() as patch:
+        patch.setattr("jitloader.jit.cache_folder", lambda: None)
+        with pytest.raises(DataError, match="no folder to unpack to can be written; give one by unpack=folder"):
+            storage.open_fields(path, unpack=True)
+
+
+def test_a_file_that_changes_while_it_is_unpacked(tmp_path, monkeypatch):
+    """What was read of two versions is not kept."""
+    path = tmp_path / "d.npz"
+    np.savez_compressed(path, x=np.arange(5))
+    create = storage.unpacked.create_fields
+
+    @contextlib.contextmanager
+    def changing(*given):
+        with create(*given) as maps:
+            os.utime(path, ns=(1, 1))
+            yield maps
+
+    monkeypatch.setattr(storage.unpacked, "create_fields", changing)
+    with pytest.raises(DataError, match="d.npz: changed while it was read"):
+        storage.open_fields(path, unpack=tmp_path / "out")
+    monkeypatch.undo()
+    assert storage.open_fields(path, unpack=tmp_path / "out")["x"].tolist() == [0, 1, 2, 3, 4]
+
+
+def test_who_comes_second_waits(tmp_path, monkeypatch):
+    """While another process unpacks into the folder its lock is waited for."""
+    path = tmp_path / "d.npz"
+    np.savez_compressed(path, x=np.arange(5))
+    create, tried = storage.unpacked.create_fields, []
+
+    def crowded(*given):
+        tried.append(1)
+        if len(tried) < 3:
+            raise BlockingIOError
+        return create(*given)
+
+    monkeypatch.setattr(storage.unpacked, "create_fields", crowded)
+    assert storage.open_fields(path, unpack=tmp_path / "out")["x"].tolist() == [0, 1, 2, 3, 4] and len(tried) == 3

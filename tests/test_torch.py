@@ -142,6 +142,31 @@ def test_batches_go_to_a_device():
     assert torch.equal(next(iter(door.tensors(loader_of(), device="cpu"))).y, next(iter(door.tensors(loader_of()))).y)
 
 
+def test_whatever_a_batch_is_made_of_is_moved():
+    """Tuples, lists, dicts and NamedTuples inside a batch of a function keep their form; what is no tensor stays."""
+    data = data_of(4).apply(lambda b: [b.y, {"x": b.x, "more": (b.y, "name")}])
+    (made,) = door.tensors(jl.Loader(data, 4), device="meta")
+    assert isinstance(made, list) and made[0].device.type == "meta"
+    assert made[1]["x"].device.type == "meta" and made[1]["x"].shape == (4, 3)
+    assert (
+        isinstance(made[1]["more"], tuple) and made[1]["more"][0].device.type == "meta" and made[1]["more"][1] == "name"
+    )
+
+
+def test_state_and_epoch_are_the_loaders():
+    """Both go through the wrapper: the rest of the epoch after a resume, and the epoch that was chosen."""
+    wrapped = door.tensors(loader_of())
+    batches = iter(wrapped)
+    next(batches)
+    state = json.loads(json.dumps(wrapped.state_dict()))
+    rest = rows_of(batches)
+    again = door.tensors(loader_of())
+    again.load_state_dict(state)
+    assert rows_of(again) == rest
+    again.set_epoch(0)
+    assert rows_of(again)[1:] == rest
+
+
 def test_a_buffer_waits_for_its_copy(monkeypatch):
     """On a CUDA device a batch is held until the event after its copy has come, and no longer (a device of air)."""
     events = []
@@ -370,7 +395,12 @@ def test_hugging_face_trains(tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         settings = transformers.TrainingArguments(
-            output_dir=str(tmp_path), num_train_epochs=1, report_to=[], save_strategy="no", use_cpu=True, disable_tqdm=True
+            output_dir=str(tmp_path),
+            num_train_epochs=1,
+            report_to=[],
+            save_strategy="no",
+            use_cpu=True,
+            disable_tqdm=True,
         )
         assert Trainer(Model(), settings).train().global_step == 6
     assert seen == rows_of(loader_of(96))

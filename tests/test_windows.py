@@ -141,7 +141,9 @@ def test_marks_and_offsets_are_the_same_groups():
         assert bounds_of(marks, 6).tolist() == [0, 2, 5, 6]
     assert bounds_of(np.array([0, 2, 5, 5, 6], "uint64"), 6).tolist() == [0, 2, 5, 5, 6]
     assert bounds_of([0, 1, 3], 3).tolist() == [0, 1, 3]
-    with pytest.raises(ValueError, match="6 integers from 0 to 6 may be a mark a row or offsets with empty groups: give"):
+    with pytest.raises(
+        ValueError, match="6 integers from 0 to 6 may be a mark a row or offsets with empty groups: give"
+    ):
         bounds_of([0, 0, 1, 1, 1, 6], 6)
     with pytest.raises(TypeError, match=r"got flags: give jl.episodes\(flags\), which end at them$"):
         bounds_of([False, True, False, False, False, True], 6)
@@ -473,3 +475,25 @@ def test_data_shorter_than_the_window_is_an_error_with_both_numbers():
         jl.windows(np.arange(5), t=slice(0, 8), y=slice(1, 9))
     with pytest.raises(ValueError, match="4.*3"):
         jl.windows(np.arange(6), t=slice(0, 4), groups=[0, 0, 0, 1, 1, 1])
+
+
+@pytest.mark.parametrize(
+    "marks",
+    [
+        [0.0, 0.0, np.nan, np.nan],
+        np.array(["2020", "2020", "NaT", "NaT"], "M8[D]"),
+        np.array(["a", "a", np.nan, 1], object),
+    ],
+)
+def test_a_mark_that_is_no_mark_is_refused_everywhere(marks):
+    """NaN equals nothing, itself included: neither a group of its own nor one of all of them, but an error with its row."""
+    data = jl.Dataset(x=np.arange(4))
+    flags = {"reward": np.zeros(4), "terminated": np.zeros(4, bool), "truncated": np.zeros(4, bool)}
+    for use in (
+        lambda: jl.windows(np.arange(4), groups=marks, x=slice(0, 1)),
+        lambda: jl.sequences(np.arange(4), 1, groups=marks),
+        lambda: jl.transitions(obs=np.arange(4), action=np.arange(4), groups=marks, **flags),
+        lambda: data.split(0.5, 0.5, groups=marks),
+    ):
+        with pytest.raises(ValueError, match="groups: row 2 has (nan|NaT) for a mark"):
+            use()
