@@ -7,12 +7,13 @@ import gc
 import os
 import pickle
 import threading
+import time
 
 import numpy as np
 import pytest
 
 import jitloader as jl
-from jitloader import residency, storage
+from jitloader import filling, residency, storage
 
 h5py = pytest.importorskip("h5py")
 zarr = pytest.importorskip("zarr")
@@ -229,19 +230,87 @@ def test_partners_windows_and_ragged_rows(gzipped, plain):
     assert np.array_equal(*padded)
 
 
-def test_each_chunk_once_a_window(gzipped):
-    """Blocks within the bound: each chunk is decoded once, whatever the batch size; with room for all, once at all."""
-    total = -(-ROWS // 64)
+@pytest.mark.parametrize("windows", [1, 1.25, 2])
+@pytest.mark.parametrize(
+    "given", [{"prefetch": 0}, {"threads": 1}, {"threads": 2}, {"threads": 4, "prefetch": 5}], ids=str
+)
+def test_each_chunk_once_a_window(gzipped, given, windows):
+    """Blocks within the bound: each chunk is decoded once, whatever the batches and whichever thread is ahead; later
+    epochs find some of them there."""
+    total, bound = -(-ROWS // 64), int(64 * 120 * 4 * windows)  # two windows: one is read while the next is decoded
+    for batch_size in (7, 64, 300):
+        data = jl.open(gzipped).keep("x")
+        source = chunks_of(data)
+        loader = jl.Loader(data, batch_size, order=jl.blocks(64, 4), seed=1, max_resident=bound, **given)
+        for _ in range(3):
+            before = source.decoded
+            every(loader)
+            assert source.decoded - before <= total and source.resident <= bound
+        assert before > total and source.decoded < 3 * total and source.decoded >= total
+        assert source.holds == 0 and not source.users.any()
+
+
+def test_each_chunk_once_from_a_resume(gzipped):
+    """The same for an epoch begun in its midst, after one that was left: what that had asked for is past."""
     data = jl.open(gzipped).keep("x")
-    bound = 64 * 120 * 8  # two windows of four chunks: one is read while the next is decoded
-    every(jl.Loader(data, 10, order=jl.blocks(64, 4), seed=1, max_resident=bound))
-    assert chunks_of(data).decoded == total
-    assert chunks_of(data).resident <= bound
+    source = chunks_of(data)
+    loader = jl.Loader(data, 10, order=jl.blocks(64, 4), seed=1, max_resident=64 * 120 * 8, threads=2)
+    for _ in range(10):
+        left = iter(loader)
+        for _ in range(30):
+            next(left)
+        state = loader.state_dict()
+        left.close()
+        loader.load_state_dict(state)
+        before = source.decoded
+        rest = np.concatenate([batch.x for batch in loader])
+        assert len(rest) == ROWS - 300 and source.decoded - before <= 12  # of the windows from the second on
+    assert source.holds == 0 and not source.users.any()
+
+
+def test_with_room_for_all_a_chunk_is_decoded_once(gzipped):
+    """Three shuffled epochs without a bound decode each chunk once in all."""
     data = jl.open(gzipped).keep("x")
     loader = jl.Loader(data, 10, shuffle=True)
     for _ in range(3):
         every(loader)
-    assert chunks_of(data).decoded == total
+    assert chunks_of(data).decoded == -(-ROWS // 64)
+
+
+def test_a_slow_thread_is_waited_for(gzipped, monkeypatch):
+    """A thread that dawdles before it fills its unit loses none of its chunks to those that are ahead of it."""
+    fill, turns = filling.Plan._fill, iter(range(10**9))
+
+    def dawdle(plan, worker, unit):
+        if next(turns) % 3 == 0:
+            time.sleep(0.005)
+        fill(plan, worker, unit)
+
+    monkeypatch.setattr(filling.Plan, "_fill", dawdle)
+    data = jl.open(gzipped).keep("x")
+    loader = jl.Loader(data, 50, order=jl.blocks(64, 4), max_resident=64 * 120 * 8, threads=3, prefetch=6)
+    wanted = jl.Loader(jl.Dataset(x=X), 50, order=jl.blocks(64, 4))
+    assert all(np.array_equal(a.x, b.x) for a, b in zip(loader, wanted, strict=True))
+    assert chunks_of(data).decoded == -(-ROWS // 64)
+
+
+def test_closing_wakes_who_waits(gzipped, monkeypatch):
+    """An iterator that is dropped in its midst ends threads that wait for a slower one."""
+    fill = filling.Plan._fill
+
+    def dawdle(plan, worker, unit):
+        if unit.start == 40:
+            time.sleep(0.3)
+        fill(plan, worker, unit)
+
+    monkeypatch.setattr(filling.Plan, "_fill", dawdle)
+    loader = jl.Loader(
+        jl.open(gzipped).keep("x"), 40, order=jl.blocks(64, 2), max_resident=64 * 120 * 3, threads=4, prefetch=8
+    )
+    next(iter(loader))
+    start = time.perf_counter()
+    loader.close()
+    assert time.perf_counter() - start < 10
 
 
 def test_a_bound_below_the_working_set(gzipped):
