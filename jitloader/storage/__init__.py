@@ -158,7 +158,7 @@ def open_with_meta(
     if not more and remote.scheme(path):
         try:
             with _near(path, options, progress) as near:
-                return open_with_meta(near, fields=fields, unpack=unpack)
+                return open_with_meta(near, fields=fields, unpack=unpack, progress=progress)
         except IsADirectoryError:
             return _far_folder(os.fsdecode(path), fields, options, progress)
         except FileNotFoundError as missing:  # http knows no folders: a file in it tells
@@ -174,7 +174,7 @@ def open_with_meta(
     found: Fields = {}
     for one in (path, *more):
         with _near(one, options, progress) as near:
-            for name, get in _fields(near, unpack, fields).items():
+            for name, get in _fields(near, unpack, fields, progress).items():
                 if name in found:
                     raise DataError(f"{full_path(near)}: field {name!r} again; each name once expected")
                 found[name] = get
@@ -262,7 +262,9 @@ def _is_store(path: str) -> bool:
     return zarr.is_store(path) or huggingface.sniff(path)
 
 
-def _fields(path: Path, unpack: Unpack = None, wanted: Collection[str] | None = None) -> Fields:
+def _fields(
+    path: Path, unpack: Unpack = None, wanted: Collection[str] | None = None, progress: bool = True
+) -> Fields:
     """Find a file's format, by content first and name second, and what it holds."""
     path = full_path(path)
     if zarr.is_store(path):
@@ -276,7 +278,7 @@ def _fields(path: Path, unpack: Unpack = None, wanted: Collection[str] | None = 
     head = whole[:65536]
 
     def read(form: ModuleType) -> Fields:
-        return form.fields(whole, unpack, wanted) if form in _UNPACKED else form.fields(whole)  # type: ignore[no-any-return]
+        return form.fields(whole, unpack, wanted, progress) if form in _UNPACKED else form.fields(whole)  # type: ignore[no-any-return]
 
     for form in FORMATS:
         if form.sniff(head, path):
