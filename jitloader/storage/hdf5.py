@@ -175,7 +175,10 @@ class _Chunks:
             raise DataError(f"the file is cut: a chunk of {size} bytes at {offset} expected, {len(data)} found")
         for number in reversed(used):
             if number == _DEFLATE:
-                data = zlib.decompressobj().decompress(data, wanted + 1)  # no more, whatever a broken one would give
+                stream = zlib.decompressobj()
+                data = stream.decompress(data, wanted + 1)  # no more, whatever a broken one would give
+                if not stream.eof:
+                    raise DataError("a deflated chunk that ends expected, a cut one found")
             else:
                 parts = np.frombuffer(data, np.uint8).reshape(self.dtype.itemsize, -1)
                 data = np.ascontiguousarray(parts.T)

@@ -147,7 +147,11 @@ def _member(mapped: Map, member: zipfile.ZipInfo) -> Array:
     if len(head) < _LOCAL.size or not head.startswith(b"PK\x03\x04"):
         raise DataError(f"{where}: no member header at byte {begin} as expected, {head[:4]!r} found")
     _, name, extra = _LOCAL.unpack(head)
-    begin += _LOCAL.size + name + extra
+    begin += _LOCAL.size
+    told = mapped[begin : begin + name]
+    if told.decode("utf8" if member.flag_bits & 0x800 else "cp437", "replace") != member.orig_filename:
+        raise DataError(f"{where}: called {told!r} in its own header: a broken zip")
+    begin += name + extra
     stop = begin + member.file_size
     if stop > len(mapped):
         raise DataError(f"{where}: cut: {stop} bytes expected, {len(mapped)} found")
