@@ -44,6 +44,7 @@ def samples_of(value: Any, field: str) -> Samples:
     """Give what a field was given as samples: an access pattern as it is, a column, or an array row by row."""
     if isinstance(value, Samples):
         return value
+    value = storage.placed(value, field)
     if not isinstance(value, (np.ndarray, storage.Column)):
         if _is(value, "pandas", "Series"):
             value = _of_pandas(value, field)

@@ -101,6 +101,46 @@ def test_zarr_group(tmp_path, plain):
         assert np.array_equal(found, array)
 
 
+def test_handles_of_h5py_and_zarr(tmp_path, plain):
+    """A dataset of h5py or an array of zarr is a field as its file is: mapped, or decoded when it is read; pickled by place."""
+    flat = X[:, 0, 0].copy()
+    with h5py.File(tmp_path / "d.h5", "w") as file:
+        file.create_group("g").create_dataset("x", data=X, chunks=(64, 6, 5), compression="gzip")
+        file.create_dataset("flat", data=flat)
+        file.create_dataset("t", data=np.tile(flat, 4), chunks=(500,))
+    array = zarr.open_group(str(tmp_path / "z"), mode="w").create_array(
+        "a", shape=X.shape, chunks=X.shape, dtype=X.dtype
+    )
+    array[...] = X
+    with h5py.File(tmp_path / "d.h5", "r") as file:
+        data = jl.Dataset(x=file["g/x"], flat=file["flat"], z=array)
+        cut = jl.Dataset(jl.windows(file["t"], x=slice(0, 30), stride=10))
+    for field, chunked in {"x": True, "flat": False, "z": True}.items():
+        below = storage.mapping(data.sources[field].parts[0].array)
+        assert below is not None and isinstance(below.map, storage.Map)
+        assert storage.is_chunked(data.sources[field].parts[0].array) == chunked
+    for one in (data, pickle.loads(pickle.dumps(data))):
+        found = one[:]
+        assert np.array_equal(found.x, X) and np.array_equal(found.flat, flat) and np.array_equal(found.z, X)
+    assert chunks_of(cut).decoded == 0 and np.array_equal(cut[50].x, np.tile(flat, 4)[500:530])
+
+
+def test_handles_that_are_read_whole(tmp_path, plain):
+    """What may lie in memory alone, open for writing or in a store of no folder, is read whole, and large ones say so."""
+    with h5py.File(tmp_path / "d.h5", "w") as file:
+        small = file.create_dataset("x", data=X, chunks=(64, 6, 5))
+        assert np.array_equal(jl.Dataset(x=small)[:].x, X)
+        large = file.create_dataset("large", data=np.arange(200_000), chunks=(1000,))
+        with pytest.warns(
+            UserWarning, match=r"field 'x': this h5py Dataset is read whole, 1,600,000 bytes; .* mode=\"r\""
+        ):
+            assert jl.Dataset(x=large)[77_777].x == 77_777
+    array = zarr.create_array(store={}, shape=(200_000,), chunks=(1000,), dtype="i8")
+    array[...] = np.arange(200_000)
+    with pytest.warns(UserWarning, match=r"field 'x': this zarr Array is read whole"):
+        assert jl.Dataset(x=array)[77_777].x == 77_777
+
+
 def test_values_of_every_kind(tmp_path, plain):
     """Byte order, strings, bools, halves, complex numbers, odd integers, fill values and empty datasets are as h5py says."""
     with h5py.File(tmp_path / "d.h5", "w") as file:

@@ -224,7 +224,11 @@ def load_chunked(path, names):
             node.id.chunk_iter(lambda info: listed.append(info))  # noqa: B023
             for info in listed:
                 rows = array[info.chunk_offset[0] :][: node.chunks[0]]
-                if name == "x" and not rows.any() and info.chunk_offset[0] % node.chunks[0] == 0:
+                if (
+                    name == "x"
+                    and not rows.any()
+                    and not any(n % c for n, c in zip(info.chunk_offset, node.chunks, strict=True))
+                ):
                     with open(path, "rb") as raw:
                         raw.seek(info.byte_offset)
                         data = raw.read(info.size)
@@ -383,11 +387,24 @@ def same(got, wanted):
     """Whether the values are the same: bits where dtypes are, since a NaN is a NaN."""
     if isinstance(got, list):
         return len(got) == len(wanted) and all(map(same, got, wanted))
-    if not len(np.atleast_1d(got)):
-        return np.size(wanted) == 0
+    if not np.size(got):  # a list of no lists has no inner shape
+        return np.size(wanted) == 0 and len(np.atleast_1d(got)) == len(np.atleast_1d(wanted))
     if got.dtype == wanted.dtype:
         return got.shape == wanted.shape and got.tobytes() == wanted.tobytes()
     return got.shape == wanted.shape and np.array_equal(got, wanted, equal_nan=got.dtype.kind == "f")
+
+
+def crashes(call):
+    """Whether a call ends its process: made in a child."""
+    sys.stdout.flush()
+    child = os.fork()
+    if child == 0:
+        faulthandler.disable()
+        try:
+            call()
+        finally:
+            os._exit(0)
+    return os.WIFSIGNALED(os.waitpid(child, 0)[1])
 
 
 def run(folder: Path, count: int, names: list[str]) -> dict[str, dict[str, int]]:
@@ -408,6 +425,9 @@ def run(folder: Path, count: int, names: list[str]) -> dict[str, dict[str, int]]
             part = rng.choice(parts) if parts else ""
             target, whole = path / part, first / part
             target.write_bytes(mutate(whole.read_bytes(), rng, head))
+            if name == "chunked" and crashes(lambda: load_hdf5(path, ["x", "y"])):  # noqa: B023
+                seen["crash of its library"] += 1  # which we call too, and can do nothing about
+                continue
             signal.alarm(60)
             try:
                 total, given = read(opener(path))
@@ -447,6 +467,7 @@ def fuzz(tmp_path, count, names):
         print(name, seen)
         assert seen.get("read", 0) < count
         assert seen.get("read") or name == "feather", name
+        assert not [what for what in seen if " of its library:" in what], "what it refuses we refuse"
     return outcomes
 
 

@@ -11,7 +11,10 @@ from __future__ import annotations
 import contextlib
 import errno
 import functools
+import math
 import os
+import sys
+import warnings
 from collections.abc import Collection, Iterator
 from collections.abc import Mapping as _Mapping
 from types import ModuleType
@@ -80,6 +83,9 @@ _FOREIGN = {
     b"\x80\x04": "a pickle, never loaded; save its arrays with np.save",
     b"\x80\x05": "a pickle, never loaded; save its arrays with np.save",
 }
+
+
+_LARGE = 1 << 20  # bytes that are read whole without a word
 
 
 def open_array(
@@ -251,6 +257,25 @@ def reopen(
     return mapped.see(below.map, dtype, shape, strides, offset)
 
 
+def placed(value: Any, field: str) -> Any:
+    """Give an h5py dataset or a zarr array as opening its file does, mapped or decoded when it is read; anything else as it
+    is. What lies in no file of its own is read whole, of which a UserWarning says so from 1 MB on."""
+    for package, kind, form in (("h5py", "Dataset", hdf5), ("zarr", "Array", zarr)):
+        known = getattr(sys.modules.get(package), kind, None)
+        if isinstance(known, type) and isinstance(value, known):
+            found = form.placed(value)
+            if found is not None:
+                return found
+            handle: Any = value
+            nbytes = handle.dtype.itemsize * math.prod(handle.shape or ())
+            if nbytes >= _LARGE:
+                told = 'of a local file opened with mode="r" it is read when needed'
+                warnings.warn(
+                    f"field {field!r}: this {package} {kind} is read whole, {nbytes:,} bytes; {told}", stacklevel=4
+                )
+    return value
+
+
 def is_chunked(array: Array) -> bool:
     """Whether an array stands for a chunked dataset, of which no more is in memory than was brought in."""
     below = mapping(array)
@@ -262,9 +287,7 @@ def _is_store(path: str) -> bool:
     return zarr.is_store(path) or huggingface.sniff(path)
 
 
-def _fields(
-    path: Path, unpack: Unpack = None, wanted: Collection[str] | None = None, progress: bool = True
-) -> Fields:
+def _fields(path: Path, unpack: Unpack = None, wanted: Collection[str] | None = None, progress: bool = True) -> Fields:
     """Find a file's format, by content first and name second, and what it holds."""
     path = full_path(path)
     if zarr.is_store(path):

@@ -105,12 +105,12 @@ def read(
     pa = need("pyarrow", "arrow", where)
     try:
         given = [(array, see) for array, see in arrays if len(array)] or list(arrays[:1])
-        for array, _ in given:
-            array.validate()  # of its buffers' sizes, in time that no length counts in
         plain = given[0][0].type
         if copies and pa.types.is_boolean(plain):
             given = [(_unpacked(pa, array, where), see) for array, see in given]
         pieces = [_piece(pa, array, see, where, shape) for array, see in given]
+        for array, _ in given:
+            array.validate()  # of its buffers' sizes, in time that no length counts in
     except DataError:
         raise
     except Exception as error:

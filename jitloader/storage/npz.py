@@ -34,12 +34,11 @@ def sniff(head: bytes, path: str) -> bool:
     return head.startswith((b"PK\x03\x04", b"PK\x05\x06"))
 
 
-def fields(
-    mapped: Map, where: Unpack = None, wanted: Collection[str] | None = None, progress: bool = True
-) -> Fields:
+def fields(mapped: Map, where: Unpack = None, wanted: Collection[str] | None = None, progress: bool = True) -> Fields:
     """The .npy members of a zip, each called like its member without ".npy".
 
-    With `where`, compressed members of those `wanted` are unpacked there once, a block at a time. Raises DataError for a
+    Of stored members, which are mapped, no byte is read, so that their checksums are not checked; those of what is unpacked
+    are. With `where`, compressed members of those `wanted` are unpacked there once, a block at a time. Raises DataError for a
     broken zip and for absolute or parent paths, and, without `where`, when a compressed member is asked for.
     """
     import zipfile  # a third of the import time of this package, and few need it

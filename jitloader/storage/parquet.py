@@ -27,9 +27,7 @@ def sniff(head: bytes, path: str) -> bool:
     return head.startswith(_MAGIC)
 
 
-def fields(
-    mapped: Map, where: Unpack = None, wanted: Collection[str] | None = None, progress: bool = True
-) -> Fields:
+def fields(mapped: Map, where: Unpack = None, wanted: Collection[str] | None = None, progress: bool = True) -> Fields:
     """The columns of a file, decoded when the first of those `wanted` is asked for: (rows,), (rows, size, ...) for lists of
     fixed size, and a `Column` for lists of free length.
 
