@@ -926,9 +926,9 @@ def _watches(sources: Mapping[str, Samples], steps: Sequence[Step] = ()) -> tupl
     read = [part.array for samples in sources.values() for part in samples.parts]
     read += [param for step in steps for bound in step.bound for param in bound.params if isinstance(param, np.ndarray)]
     for array in read:
-        found = storage.mapping(array)
-        if found is not None:
-            arrays.setdefault(id(found.map), array)  # of one map there may be thousands of arrays
+        below = storage.map_below(array)
+        if below is not None:
+            arrays.setdefault(id(below), array)  # of one map there may be thousands of arrays
     return tuple(watch for watch in map(storage.watch, arrays.values()) if watch is not None)
 
 

@@ -52,6 +52,8 @@ def grounds(sources: Mapping[str, Samples]) -> tuple[Ground, ...]:
     found: dict[int, Ground] = {}
     for samples in sources.values():
         for part in samples.parts if not samples.ring else ():
+            if id(storage.map_below(part.array)) in found:
+                continue
             below = storage.mapping(part.array)
             if below is None or below.path is None or below.mode not in ("r", "r+"):
                 continue

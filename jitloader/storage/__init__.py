@@ -62,6 +62,7 @@ from .mapped import Path as Path
 from .mapped import Watch as Watch
 from .mapped import full_path as full_path
 from .mapped import locate as locate
+from .mapped import map_below as map_below
 from .mapped import mapping as mapping
 from .mapped import need as need
 from .mapped import watch as watch

@@ -160,11 +160,10 @@ def check_dtype(dtype: DType, where: str) -> DType:
 
 def check_shape(shape: Any, where: str) -> tuple[int, ...]:
     """Give back a shape as a tuple of sizes, or raise DataError; nothing is allocated and nothing can overflow."""
-    if (
-        not isinstance(shape, tuple | list)
-        or len(shape) > _MAX_AXES
-        or not all(type(n) is int and 0 <= n < 2**63 for n in shape)
-    ):
+    good = isinstance(shape, tuple | list) and len(shape) <= _MAX_AXES
+    for n in shape if good else ():  # a loop: a file may have thousands of arrays
+        good = good and type(n) is int and 0 <= n < 2**63
+    if not good:
         raise DataError(f"{where}: an absurd shape: {reprlib.repr(shape)}")
     return tuple(shape)
 
@@ -180,6 +179,14 @@ def view(mapped: Map, dtype: DType, shape: tuple[int, ...], offset: int, where: 
         return array
     except (ValueError, TypeError, OverflowError) as error:
         raise DataError(f"{where}: an absurd shape: {shape}: {error}") from None
+
+
+def map_below(array: Array) -> mmap.mmap | None:
+    """Find the map in which an array's bytes lie, None where that is plain memory."""
+    node: Any = array
+    while node is not None and not isinstance(node, mmap.mmap):
+        node = node.obj if isinstance(node, memoryview) else getattr(node, "base", None)
+    return node
 
 
 def mapping(array: Array) -> Mapping | None:
