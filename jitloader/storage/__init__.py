@@ -245,12 +245,13 @@ def reopen(
 
     Raises OSError where the file is gone, DataError where it is not `size` bytes long or too short for the array.
     """
-    if dataset is None:
-        return mapped.reopen(path, dtype, shape, strides, offset, size)
     path = full_path(path)
-    now = os.stat(path).st_size
+    whole_file = mapped.remap(path) if dataset is None else None
+    now = os.stat(path).st_size if whole_file is None else len(whole_file)
     if size is not None and size != now:
         raise DataError(f"{path}: not the file it was: {size} bytes expected, {now} found")
+    if whole_file is not None:
+        return mapped.see(whole_file, dtype, shape, strides, offset)
     whole = pick(hdf5.fields(map_file(path)), [dataset], path)[dataset] if dataset else zarr.read(path)
     below = mapping(whole)
     if below is None or not isinstance(below.map, Map):

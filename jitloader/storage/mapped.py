@@ -328,25 +328,12 @@ def locate(array: Array) -> Location | None:
     return Location(found.path, array.dtype, array.shape, array.strides, found.start + found.offset, now.size, dataset)
 
 
-def reopen(
-    path: Path,
-    dtype: npt.DTypeLike,
-    shape: tuple[int, ...],
-    strides: tuple[int, ...],
-    offset: int,
-    size: int | None = None,
-) -> Array:
-    """Map what `locate` named: a read-only array of the same dtype, shape and strides, over the whole file at `path`.
-
-    Raises OSError where the file is gone, DataError where it is not `size` bytes long or too short for the array.
-    """
-    where = full_path(path)
-    mapped = _reopened.get(where)
-    if mapped is None or Stamp.of(os.stat(where)) != mapped.stamp:
-        mapped = _reopened[where] = map_file(where)
-    if size is not None and size != len(mapped):
-        raise DataError(f"{mapped.path}: not the file it was: {size} bytes expected, {len(mapped)} found")
-    return see(mapped, dtype, shape, strides, offset)
+def remap(path: str) -> Map:
+    """Map a whole file as `map_file` does; what is mapped so already, and unchanged, is not mapped again."""
+    mapped = _reopened.get(path)
+    if mapped is None or Stamp.of(os.stat(path)) != mapped.stamp:
+        mapped = _reopened[path] = map_file(path)
+    return mapped
 
 
 def see(mapped: Map, dtype: npt.DTypeLike, shape: tuple[int, ...], strides: tuple[int, ...], offset: int) -> Array:
