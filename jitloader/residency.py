@@ -368,8 +368,19 @@ def _request(wanted: Wanted, last: list[np.ndarray], bound: Bound | None, epoch:
             return False
         _come(absent)
     for task in _tasks(absent):
-        _crew.submit(1, lambda task=task: _decode(*task))  # type: ignore[misc]
+        _crew.submit(1, lambda task=task: _decode_ahead(epoch, *task))  # type: ignore[misc]
     return True
+
+
+def _decode_ahead(epoch: Ahead, source: Chunked, first: int, last: int) -> None:
+    """Decode what an epoch asked for, unless it was left meanwhile: who waits for it all the same decodes it then."""
+    if not epoch.closed:
+        _decode(source, first, last)
+        return
+    with _change:
+        source.coming -= last - first
+        source.drop(np.arange(first, last))
+        _change.notify_all()
 
 
 class _Crew:
@@ -384,15 +395,16 @@ class _Crew:
         with self._lock:
             self._number += 1
             self._jobs.put((rank, self._number, job))
-            if self._threads < min(jit.available_cpus(), self._jobs.qsize()):
-                thread = threading.Thread(target=self._work, name="jitloader-decode", daemon=True)
-                try:
-                    thread.start()
-                    self._threads += 1
-                    return
-                except RuntimeError:  # no more threads to be had, at the end of the process
-                    if self._threads:
-                        return
+            if self._threads >= min(jit.available_cpus(), self._jobs.qsize()):
+                return
+            thread = threading.Thread(target=self._work, name="jitloader-decode", daemon=True)
+            try:
+                thread.start()
+                self._threads += 1
+            except RuntimeError:  # no more threads to be had, at the end of the process
+                pass
+            if self._threads:
+                return
         self._run_all()
 
     def _run_all(self) -> None:
