@@ -132,7 +132,7 @@ def chunked(small: bool, kind: str, tmp_path: Path) -> dict[str, Taken]:
         data = jl.open(path)
         yield from (batch.x for batch in jl.Loader(data, 64, order=order, max_resident=32 * 64 * x[0].nbytes))
         memory = storage.mapping(data.sources["x"].parts[0].array)
-        assert memory is not None and memory.map.decoded <= 1.05 * (total // 64), "each chunk once, a few at the borders of windows twice"
+        assert memory is not None and memory.map.decoded == total // 64, "each chunk once"
 
     def index() -> Iterator[np.ndarray]:
         return (node[int(i)][None] for i in rows)

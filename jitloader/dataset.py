@@ -600,14 +600,14 @@ class Dataset:
             self._programs[kinds] = made
         return made
 
-    def statistics(self, field: str) -> Statistics:
+    def statistics(self, field: str, *, progress: bool = True) -> Statistics:
         """Give mean, std, min and max of a field over all rows (and all axes of a sample but the last): float64.
 
         One pass over the rows after their stages. Sums are kept in float64 and shifted, so that a column of one value
         has exactly that mean and a std of exactly 0. Where it holds an infinity, or sums pass 1.8e308, mean and std are
         NaN, and where it holds NaN all four are. Images (H, W, C) give one number for each channel, as `normalize`
         takes them; scalars give a 0-d array. Of a folder that was saved they are noted in its manifest, and read there
-        the next time, while its file is unchanged.
+        the next time, while its file is unchanged. `progress` shows tqdm's bar, where it is installed.
 
         >>> import numpy as np, jitloader as jl
         >>> jl.Dataset(x=np.array([[5.0, 1.0], [5.0, 3.0]])).statistics("x").std
@@ -628,7 +628,8 @@ class Dataset:
         if spec != self.spec[field] or spec.dtype.kind == "b":
             data = data.map(field, cast("uint8" if spec.dtype.kind == "b" else spec.dtype))
         program = data.program(compose.only_row, ())
-        found: Statistics = data._swept(lambda: passes.statistics(program, len(data), epoch_key(0, 0)))
+        with bar(f"statistics {field}", len(data), progress) as tell:
+            found: Statistics = data._swept(lambda: passes.statistics(program, len(data), epoch_key(0, 0), tell))
         if whole is not None:
             arrays = {name: value.tolist() for name, value in found._asdict().items() if name != "count"}
             storage.remember(whole, "statistics", {**arrays, "count": found.count})
@@ -644,13 +645,14 @@ class Dataset:
             return None
         return part.array if samples.shape == part.array.shape[1:] else None
 
-    def describe(self) -> Description:
+    def describe(self, *, progress: bool = True) -> Description:
         """Give the numbers of every field over all rows, as a table of text or, in notebooks, HTML; `described[name]` is a
         Summary: count, nan, inf, and mean, std, min, max and histogram of the finite numbers, in float64; mean and std
         are NaN where sums pass 1.8e308.
 
         Two passes over the rows after their stages (random ones with the draws of seed 0, epoch 0), in chunks, on all
         CPUs, nothing kept. Rows that vary count at their own lengths, without padding. None for what is not of numbers.
+        `progress` shows tqdm's bar, where it is installed.
 
         >>> import numpy as np, jitloader as jl
         >>> jl.Dataset(x=np.array([1.0, 2.0, np.nan, 4.0]), label=np.array([0, 1, 1, 2])).describe()
@@ -664,7 +666,8 @@ class Dataset:
         self._refuse_python("describe")
         self.verify()
         program = self.program(compose.only_row, ())
-        found = self._swept(lambda: describe(program, len(self), epoch_key(0, 0)))
+        with bar("describe", 2 * len(self), progress) as tell:
+            found = self._swept(lambda: describe(program, len(self), epoch_key(0, 0), tell))
         return Description(dict(zip(self._fields, found, strict=True)), self.spec, len(self))
 
     def save(self, path: str | os.PathLike[str], *, progress: bool = True) -> None:
@@ -928,9 +931,9 @@ def _watches(sources: Mapping[str, Samples], steps: Sequence[Step] = ()) -> tupl
     read = [part.array for samples in sources.values() for part in samples.parts]
     read += [param for step in steps for bound in step.bound for param in bound.params if isinstance(param, np.ndarray)]
     for array in read:
-        found = storage.mapping(array)
-        if found is not None:
-            arrays.setdefault(id(found.map), array)  # of one map there may be thousands of arrays
+        below = storage.map_below(array)
+        if below is not None:
+            arrays.setdefault(id(below), array)  # of one map there may be thousands of arrays
     return tuple(watch for watch in map(storage.watch, arrays.values()) if watch is not None)
 
 

@@ -113,7 +113,8 @@ class Plan:
             done = 0
             while done < count and self.ahead is not None:
                 rows = min(count - done, self.ahead.rows)
-                faults = self.ahead.before(unit.start + place + done, unit.rows - place - done)
+                at, end = unit.start + place + done, unit.start + unit.rows
+                rows, faults = self.ahead.before(unit.start, at, rows, end)
                 yield first + done * self.step, rows, place + done
                 self.ahead.after(faults)
                 done += rows
@@ -152,8 +153,9 @@ class Plan:
                 self._apply(unit)
         except Exception as problem:
             unit.problem = problem
-        if self.ahead is not None and self.ahead.sources:
-            self.ahead.done()
+        finally:
+            if self.ahead is not None:
+                self.ahead.done(unit.start)
         unit.fill_seconds = time.perf_counter() - unit.begun
 
     def _apply(self, unit: Unit) -> None:
@@ -239,6 +241,8 @@ class Team:
 
     def submit(self, unit: Unit) -> None:
         """Fill a unit in the background, or at once where there is no thread."""
+        if self.plan.ahead is not None:
+            self.plan.ahead.opens(unit.start)
         if self.threads:
             self.jobs.put(unit)
         else:
@@ -288,6 +292,8 @@ class Team:
             if unit.done or self.pid != own():
                 unit.slot.give_back()
         units.clear()
+        if self.plan.ahead is not None:
+            self.plan.ahead.close()
         if self.pid != own():
             return
         for _ in self.threads:

@@ -18,6 +18,7 @@ CHUNK = 256 << 10  # bytes of output a thread works on at a time: half of a seco
 VARIED = 256  # rows at a time where their lengths vary
 
 Consume = Callable[[int, list[np.ndarray]], None]
+Tell = Callable[[int], None]  # hears of so many rows more that are done, from any thread
 
 
 class Stopped(Exception):
@@ -29,7 +30,12 @@ class Stopped(Exception):
 
 
 def sweep(
-    program: Program, count: int, key: int, make_consumer: Callable[[], Consume], threads: int | None = None
+    program: Program,
+    count: int,
+    key: int,
+    make_consumer: Callable[[], Consume],
+    threads: int | None = None,
+    tell: Tell = lambda rows: None,
 ) -> None:
     """Run `program` over rows 0 .. count - 1 in chunks, on several threads; each has a consumer of its own.
 
@@ -59,6 +65,7 @@ def sweep(
                     if stopped is not None:
                         raise Stopped(stopped)
                     consume(start, found)
+                    tell(rows)
                 return
             buffers = [np.zeros(size * o.size, o.carrier) for o in program.outputs]
             arrays = [shape_output(o, b, size) for o, b in zip(program.outputs, buffers, strict=True)]
@@ -69,6 +76,7 @@ def sweep(
                 if stopped is not None:
                     raise Stopped(stopped)
                 consume(start, [a[:rows] for a in arrays])
+                tell(rows)
         except BaseException as problem:
             failed.append(problem)
 
@@ -96,10 +104,10 @@ def lengths(program: Program, count: int, key: int) -> dict[int, np.ndarray]:
 
 
 def store(
-    program: Program, count: int, key: int, targets: Sequence[Any], tell: Callable[[int], None] | None = None
+    program: Program, count: int, key: int, targets: Sequence[Any], tell: Tell = lambda rows: None
 ) -> None:
     """Run `program` over rows 0 .. count - 1 into an array of all rows for each output, or a Ragged whose offsets are
-    there; `tell(n)` hears of n more rows done, from any thread."""
+    there."""
 
     def consume(start: int, chunk: list[np.ndarray]) -> None:
         for target, found in zip(targets, chunk, strict=True):
@@ -107,10 +115,8 @@ def store(
                 target.values[target.offsets[start] : target.offsets[start + len(found)]] = found.values
             else:
                 target[start : start + len(found)] = found
-        if tell is not None:
-            tell(len(chunk[0]))
 
-    sweep(program, count, key, lambda: consume)
+    sweep(program, count, key, lambda: consume, tell=tell)
 
 
 class Statistics(NamedTuple):
@@ -181,7 +187,7 @@ def layout(spec: Spec) -> tuple[int, int, int, tuple[int, ...]]:
     return math.prod(shape[:-1]), shape[-1], 1, (shape[-1],)
 
 
-def statistics(program: Program, count: int, key: int) -> Statistics:
+def statistics(program: Program, count: int, key: int, tell: Tell = lambda rows: None) -> Statistics:
     """Give the statistics of a program's one output over its rows, merged from chunks (Chan, Golub, LeVeque 1979)."""
     output = program.outputs[0]
     outer, channels, inner, shape = layout(output.spec)
@@ -206,7 +212,7 @@ def statistics(program: Program, count: int, key: int) -> Statistics:
 
         return consume
 
-    sweep(program, count, key, make_consumer)
+    sweep(program, count, key, make_consumer, tell=tell)
     parts.sort(key=lambda part: part[0])  # so that the sum does not depend on which thread was first
     if not parts:
         empty = np.full(shape, np.nan)

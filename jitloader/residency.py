@@ -52,6 +52,8 @@ def grounds(sources: Mapping[str, Samples]) -> tuple[Ground, ...]:
     found: dict[int, Ground] = {}
     for samples in sources.values():
         for part in samples.parts if not samples.ring else ():
+            if id(storage.map_below(part.array)) in found:
+                continue
             below = storage.mapping(part.array)
             if below is None or below.path is None or below.mode not in ("r", "r+"):
                 continue
@@ -183,14 +185,20 @@ def _last_row(first: np.ndarray, last: np.ndarray, bands: np.ndarray) -> np.ndar
 
 Wanted = list[tuple[Chunked, np.ndarray]]
 
-_change = threading.Condition()  # guards states, users and counts of all chunked arrays
-_clock = 0  # rises with the rows that were read
+_change = threading.Condition()  # guards states, users and counts of all chunked arrays, and what follows
+_clock = 0  # rises with the rows that were read; what was wanted before it is past
+_horizon = 0  # the latest time for which anything was asked
+_epochs: weakref.WeakSet[Ahead] = weakref.WeakSet()  # those under way over chunked arrays
+_inside: set[int] = set()  # threads that fill rows of these
 
 
 def _after_fork() -> None:
     """In a child there are no threads that decode: what was coming is absent, and nobody reads."""
     global _change, _crew
     _change, _crew = threading.Condition(), _Crew()
+    _inside.clear()
+    for epoch in list(_epochs):
+        epoch.lock = threading.Lock()
     for source in list(alive):
         source.state[source.state == COMING] = ABSENT
         source.users[:] = 0
@@ -207,7 +215,7 @@ def _take(wanted: Wanted, bound: Bound | None, limit: int) -> Wanted:
     global _clock
     with _change:
         sources = bound.sources if bound is not None else list(alive)
-        if bound is None:
+        if threading.get_ident() not in _inside:
             _clock += 1
         while True:
             for source, bands in wanted:
@@ -337,9 +345,10 @@ def _evict(sources: Sequence[Chunked], nbytes: int, past: bool = False) -> int:
     return freed
 
 
-def _request(wanted: Wanted, times: list[np.ndarray], bound: Bound | None) -> bool:
-    """Let bands be decoded in the background, where there is room for all of them beside what is still wanted; `times` are
-    when each is wanted last."""
+def _request(wanted: Wanted, last: list[np.ndarray], bound: Bound | None, epoch: Ahead) -> bool:
+    """Let bands be decoded in the background, where there is room for all of them beside what is still wanted; `last` are
+    the rows of the epoch that read each last."""
+    global _horizon
     with _change:
         sources = bound.sources if bound is not None else list(alive)
         limit = bound.limit if bound is not None else default_limit()
@@ -349,16 +358,29 @@ def _request(wanted: Wanted, times: list[np.ndarray], bound: Bound | None) -> bo
         need = sum(s.size_of(b) for s, b in absent)
         short = sum(s.resident for s in sources) + need - limit if need else 0
         fits = short - _evict(sources, short, past=True) <= 0
-        for (source, bands), last in zip(wanted, times, strict=True):
+        for (source, bands), rows in zip(wanted, last, strict=True):
             source.users[bands] -= 1
-            if fits:
-                source.when[bands] = np.maximum(source.when[bands], last)
+            if fits and len(bands):
+                times = epoch.time + rows
+                source.when[bands] = np.maximum(source.when[bands], times)
+                _horizon = max(_horizon, int(times.max()) + 1)
         if not fits:
             return False
         _come(absent)
     for task in _tasks(absent):
-        _crew.submit(1, lambda task=task: _decode(*task))  # type: ignore[misc]
+        _crew.submit(1, lambda task=task: _decode_ahead(epoch, *task))  # type: ignore[misc]
     return True
+
+
+def _decode_ahead(epoch: Ahead, source: Chunked, first: int, last: int) -> None:
+    """Decode what an epoch asked for, unless it was left meanwhile: who waits for it all the same decodes it then."""
+    if not epoch.closed:
+        _decode(source, first, last)
+        return
+    with _change:
+        source.coming -= last - first
+        source.drop(np.arange(first, last))
+        _change.notify_all()
 
 
 class _Crew:
@@ -373,15 +395,16 @@ class _Crew:
         with self._lock:
             self._number += 1
             self._jobs.put((rank, self._number, job))
-            if self._threads < min(jit.available_cpus(), self._jobs.qsize()):
-                thread = threading.Thread(target=self._work, name="jitloader-decode", daemon=True)
-                try:
-                    thread.start()
-                    self._threads += 1
-                    return
-                except RuntimeError:  # no more threads to be had, at the end of the process
-                    if self._threads:
-                        return
+            if self._threads >= min(jit.available_cpus(), self._jobs.qsize()):
+                return
+            thread = threading.Thread(target=self._work, name="jitloader-decode", daemon=True)
+            try:
+                thread.start()
+                self._threads += 1
+            except RuntimeError:  # no more threads to be had, at the end of the process
+                pass
+            if self._threads:
+                return
         self._run_all()
 
     def _run_all(self) -> None:
@@ -451,6 +474,11 @@ class Ahead:
 
     `reaches()` gives what tells the bytes of rows; `runs(start, rows)` gives the positions, (first, count), of rows of
     this rank, of which there are `total`, `step` positions apart.
+
+    Where files are chunked, a unit is announced, in the order of rows, before it is given to a thread (`opens`), so that
+    what the slowest thread needs is never past; and a thread that runs ahead of what could be asked for waits for the
+    slower ones, whose chunks it would have to drop. So a chunk is decoded once for as long as its rows lie within what may
+    be in memory, whatever the threads do.
     """
 
     def __init__(
@@ -466,12 +494,13 @@ class Ahead:
         self.sources = [g for g in places if isinstance(g.map, Chunked)]
         self.maps = [g for g in places if not isinstance(g.map, Chunked)]
         self.on: bool | None = True if self.sources else None  # None: not looked yet
-        self.time = _clock
+        self.time = _clock  # of row 0
+        self.lock = threading.Lock()  # of who asks
+        self.closed = False
         self._make = reaches
         self._reaches: list[Any] | None = None
-        self._filling: dict[int, int] = {}  # where each thread is
+        self._open: dict[int, int] = {}  # the row at which each unit is that is not filled yet, by its first one
         self._at, self._block, self._nbytes = 0, 64, 0.0
-        self._lock = threading.Lock()
 
     @property
     def rows(self) -> int:
@@ -481,30 +510,81 @@ class Ahead:
         most = default_limit() if self.bound is None else self.bound.limit
         return max(1, int(most / 8 / (self._nbytes or most / 8 / 64)))
 
-    def before(self, start: int, rows: int) -> int:
-        """Ask for what comes after row `start` of this rank, and the `rows` from there on. Gives faults so far."""
-        global _clock
+    def opens(self, unit: int) -> None:
+        """Note that the unit of rows from `unit` on will be filled."""
+        if self.sources:
+            with _change:
+                self._goes(unit, unit)
+
+    def before(self, unit: int, start: int, rows: int, end: int) -> tuple[int, int]:
+        """Ask for what comes from row `start` of this rank on, of the unit of rows unit .. end - 1. Gives how many of the
+        next `rows` to fill before it is called again, and faults so far."""
         if self.on is None:
             self.on = any(cold(ground) for ground in self.maps)
         if not self.on:
-            return faults()
+            return rows, faults()
+        if self.sources:
+            return self._in_turn(unit, start, rows, end), 0
+        if self.lock.acquire(blocking=False):  # else another thread is at it
+            try:
+                self._at = max(self._at, start)
+                self._advance(end)
+            finally:
+                self.lock.release()
+        return rows, 0
+
+    def done(self, unit: int) -> None:
+        """This thread has filled a unit."""
         if self.sources:
             with _change:
-                self._filling[threading.get_ident()] = start
-                _clock = max(_clock, self.time + min(self._filling.values()))  # what a slower thread needs is not past
-        if not self._lock.acquire(blocking=False):
-            return 0  # another thread is at it
-        try:
-            self._at = max(self._at, start)
-            self._advance(start + rows)
-        finally:
-            self._lock.release()
-        return 0
+                _inside.discard(threading.get_ident())
+                if self._open.pop(unit, None) is not None and self._open:
+                    self._move()
 
-    def done(self) -> None:
-        """This thread fills nothing for now."""
+    def close(self) -> None:
+        """Nothing more will be read: what was asked for is past, unless others may have asked for it too."""
+        global _clock
+        if self.sources and not self.closed and _change is not None:  # modules may be gone, at the end of the process
+            with _change:
+                self.closed = True
+                self._open.clear()
+                _epochs.discard(self)
+                if not _epochs:
+                    _clock = max(_clock, _horizon)
+                _change.notify_all()
+
+    def _goes(self, unit: int, row: int) -> None:
+        """Note at which row a unit is."""
+        if not self.closed:
+            _epochs.add(self)
+            self._open[unit] = row
+            self._move()
+
+    def _move(self) -> None:
+        """Let time go on to the row at which the slowest unit is; where others read more, this epoch's rows come later."""
+        global _clock
+        first = min(self._open.values())
+        self.time = max(self.time, _clock - first)
+        _clock = self.time + first
+        _change.notify_all()
+
+    def _in_turn(self, unit: int, start: int, rows: int, end: int) -> int:
+        """Ask for as much as there is room for. Who gets less than `rows` waits for slower ones; the slowest goes on as far as
+        that reaches, and drops what is wanted latest only where it reaches nothing."""
         with _change:
-            self._filling.pop(threading.get_ident(), None)
+            _inside.add(threading.get_ident())
+            self._goes(unit, start)
+        while True:
+            with self.lock:
+                self._at = max(self._at, min(self._open.values(), default=start))
+                self._advance(end)
+                got = min(rows, self._at - start)
+            with _change:
+                first = min(self._open.values(), default=start)
+                if got == rows or start <= first or self._at == self.total or self.closed:
+                    return got if got > 0 else rows
+                while first == min(self._open.values(), default=start):
+                    _change.wait()
 
     def after(self, before: int) -> None:
         """See whether filling had to wait for a disk."""
@@ -543,7 +623,7 @@ class Ahead:
             lines = [_bands(ground, spans) for ground in self.sources]
             wanted = [(g.map, _distinct(line, 0, count)) for g, line in zip(self.sources, lines, strict=True)]
             last = [_last_row(*line, bands) for line, (_, bands) in zip(lines, wanted, strict=True)]
-            if not _request(wanted, [rows + self.time + self._at for rows in last], self.bound):
+            if not _request(wanted, [rows + self._at for rows in last], self.bound, self):
                 return False
         for ground in self.maps:
             will_need(ground, spans)

@@ -253,6 +253,7 @@ def _stream(value: Any, field: str) -> Samples:
         return value
     if isinstance(value, (str, os.PathLike)):
         value = storage.open_array(value)
+    value = storage.placed(value, field)
     if not isinstance(value, (list, tuple)) or not any(isinstance(v, (np.ndarray, Samples)) for v in value):
         return records(value, field=field)
     return join([v if isinstance(v, Samples) else records(v, field=field) for v in value], field)

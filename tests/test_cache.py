@@ -345,6 +345,23 @@ def test_progress_counts_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     data.cache(tmp_path / "third")
 
 
+def test_other_long_steps_have_bars(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Statistics and descriptions tell of their rows, one pass and two; unpacking of its bytes; all keep still if asked."""
+    monkeypatch.setattr(bars, "bar_type", lambda: Bar)
+    monkeypatch.setenv("JITLOADER_CACHE_DIR", str(tmp_path / "cache"))
+    x = np.zeros((5000, 100), "float32")
+    np.savez_compressed(tmp_path / "p.npz", x=x)
+    for progress in (True, False):
+        Bar.bars.clear()
+        data = jl.Dataset(x=x)
+        data.statistics("x", progress=progress)
+        data.describe(progress=progress)
+        jl.open(tmp_path / "p.npz", unpack=tmp_path / str(progress), progress=progress)
+        told = [(bar.options["desc"], bar.options["total"], bar.rows) for bar in Bar.bars]
+        wanted = [("statistics x", 5000, 5000), ("describe", 10_000, 10_000), ("unpack p.npz", x.nbytes, x.nbytes)]
+        assert told == (wanted if progress else [])
+
+
 # -- refusals ---------------------------------------------------------------------------------------------------------
 
 

@@ -7,12 +7,14 @@ import gc
 import os
 import pickle
 import threading
+import time
 
 import numpy as np
 import pytest
 
 import jitloader as jl
-from jitloader import residency, storage
+from jitloader import filling, residency, storage
+from jitloader.storage import chunked
 
 h5py = pytest.importorskip("h5py")
 zarr = pytest.importorskip("zarr")
@@ -24,6 +26,14 @@ X = np.random.default_rng(0).integers(0, 50, (ROWS, 6, 5)).astype("int32")
 def chunks_of(data, field="x"):
     """Give the memory below a field."""
     return storage.mapping(data.sources[field].parts[0].array).map
+
+
+def until(true):
+    """Wait for what threads do."""
+    end = time.monotonic() + 20
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.01)
 
 
 @pytest.fixture
@@ -99,6 +109,46 @@ def test_zarr_group(tmp_path, plain):
     assert data.fields == ("a", "deep/b")
     for found, array in zip(every(jl.Loader(data, 64)), wanted.values(), strict=True):
         assert np.array_equal(found, array)
+
+
+def test_handles_of_h5py_and_zarr(tmp_path, plain):
+    """A dataset of h5py or an array of zarr is a field as its file is: mapped, or decoded when it is read; pickled by place."""
+    flat = X[:, 0, 0].copy()
+    with h5py.File(tmp_path / "d.h5", "w") as file:
+        file.create_group("g").create_dataset("x", data=X, chunks=(64, 6, 5), compression="gzip")
+        file.create_dataset("flat", data=flat)
+        file.create_dataset("t", data=np.tile(flat, 4), chunks=(500,))
+    array = zarr.open_group(str(tmp_path / "z"), mode="w").create_array(
+        "a", shape=X.shape, chunks=X.shape, dtype=X.dtype
+    )
+    array[...] = X
+    with h5py.File(tmp_path / "d.h5", "r") as file:
+        data = jl.Dataset(x=file["g/x"], flat=file["flat"], z=array)
+        cut = jl.Dataset(jl.windows(file["t"], x=slice(0, 30), stride=10))
+    for field, whether in {"x": True, "flat": False, "z": True}.items():
+        below = storage.mapping(data.sources[field].parts[0].array)
+        assert below is not None and isinstance(below.map, storage.Map)
+        assert storage.is_chunked(data.sources[field].parts[0].array) == whether
+    for one in (data, pickle.loads(pickle.dumps(data))):
+        found = one[:]
+        assert np.array_equal(found.x, X) and np.array_equal(found.flat, flat) and np.array_equal(found.z, X)
+    assert chunks_of(cut).decoded == 0 and np.array_equal(cut[50].x, np.tile(flat, 4)[500:530])
+
+
+def test_handles_that_are_read_whole(tmp_path, plain):
+    """What may lie in memory alone, open for writing or in a store of no folder, is read whole, and large ones say so."""
+    with h5py.File(tmp_path / "d.h5", "w") as file:
+        small = file.create_dataset("x", data=X, chunks=(64, 6, 5))
+        assert np.array_equal(jl.Dataset(x=small)[:].x, X)
+        large = file.create_dataset("large", data=np.arange(200_000), chunks=(1000,))
+        with pytest.warns(
+            UserWarning, match=r"field 'x': this h5py Dataset is read whole, 1,600,000 bytes; .* mode=\"r\""
+        ):
+            assert jl.Dataset(x=large)[77_777].x == 77_777
+    array = zarr.create_array(store={}, shape=(200_000,), chunks=(1000,), dtype="i8")
+    array[...] = np.arange(200_000)
+    with pytest.warns(UserWarning, match=r"field 'x': this zarr Array is read whole"):
+        assert jl.Dataset(x=array)[77_777].x == 77_777
 
 
 def test_values_of_every_kind(tmp_path, plain):
@@ -230,19 +280,107 @@ def test_partners_windows_and_ragged_rows(gzipped, plain):
     assert np.array_equal(*padded)
 
 
-def test_each_chunk_once_a_window(gzipped):
-    """Blocks within the bound: each chunk is decoded once, whatever the batch size; with room for all, once at all."""
-    total = -(-ROWS // 64)
+@pytest.mark.parametrize("windows", [1, 2])
+@pytest.mark.parametrize(
+    "given", [{"prefetch": 0}, {"threads": 1}, {"threads": 2}, {"threads": 4, "prefetch": 5}], ids=str
+)
+def test_each_chunk_once_a_window(gzipped, given, windows):
+    """Blocks within the bound: each chunk is decoded once, whatever the batches and whichever thread is ahead; later
+    epochs find some of them there."""
+    total, bound = -(-ROWS // 64), int(64 * 120 * 4 * windows)  # two windows: one is read while the next is decoded
+    for batch_size in (7, 64, 300):
+        data = jl.open(gzipped).keep("x")
+        source = chunks_of(data)
+        loader = jl.Loader(data, batch_size, order=jl.blocks(64, 4), seed=1, max_resident=bound, **given)
+        for _ in range(3):
+            before = source.decoded
+            every(loader)
+            assert source.decoded - before <= total and source.resident <= bound
+        assert before > total and source.decoded < 3 * total and source.decoded >= total
+        assert source.holds == 0 and not source.users.any()
+
+
+def test_each_chunk_once_from_a_resume(gzipped):
+    """The same for an epoch begun in its midst, after one that was left: what that had asked for is past."""
     data = jl.open(gzipped).keep("x")
-    bound = 64 * 120 * 8  # two windows of four chunks: one is read while the next is decoded
-    every(jl.Loader(data, 10, order=jl.blocks(64, 4), seed=1, max_resident=bound))
-    assert chunks_of(data).decoded == total
-    assert chunks_of(data).resident <= bound
+    source = chunks_of(data)
+    loader = jl.Loader(data, 10, order=jl.blocks(64, 4), seed=1, max_resident=64 * 120 * 8, threads=2)
+    for _ in range(10):
+        left = iter(loader)
+        for _ in range(30):
+            next(left)
+        state = loader.state_dict()
+        left.close()
+        loader.load_state_dict(state)
+        before = source.decoded
+        rest = np.concatenate([batch.x for batch in loader])
+        assert len(rest) == ROWS - 300 and source.decoded - before <= 12  # of the windows from the second on
+    assert source.holds == 0 and not source.users.any()
+
+
+def test_with_room_for_all_a_chunk_is_decoded_once(gzipped):
+    """Three shuffled epochs without a bound decode each chunk once in all."""
     data = jl.open(gzipped).keep("x")
     loader = jl.Loader(data, 10, shuffle=True)
     for _ in range(3):
         every(loader)
-    assert chunks_of(data).decoded == total
+    assert chunks_of(data).decoded == -(-ROWS // 64)
+
+
+def test_a_slow_thread_is_waited_for(gzipped, monkeypatch):
+    """A thread that dawdles before it fills its unit loses none of its chunks to those that are ahead of it."""
+    fill, turns = filling.Plan._fill, iter(range(10**9))
+
+    def dawdle(plan, worker, unit):
+        if next(turns) % 3 == 0:
+            time.sleep(0.005)
+        fill(plan, worker, unit)
+
+    monkeypatch.setattr(filling.Plan, "_fill", dawdle)
+    data = jl.open(gzipped).keep("x")
+    loader = jl.Loader(data, 50, order=jl.blocks(64, 4), max_resident=64 * 120 * 8, threads=3, prefetch=6)
+    wanted = jl.Loader(jl.Dataset(x=X), 50, order=jl.blocks(64, 4))
+    assert all(np.array_equal(a.x, b.x) for a, b in zip(loader, wanted, strict=True))
+    assert chunks_of(data).decoded == -(-ROWS // 64)
+
+
+def test_what_was_left_is_not_decoded(gzipped, monkeypatch):
+    """Chunks that an iterator asked for ahead are let go where it is dropped; the next one decodes what it needs."""
+    data, decode, begun = jl.open(gzipped).keep("x"), chunked.Chunked.decode, []
+
+    def dawdle(source, first, last):
+        begun.append(first)
+        time.sleep(0.1)
+        decode(source, first, last)
+
+    monkeypatch.setattr(chunked.Chunked, "decode", dawdle)
+    monkeypatch.setattr(residency, "TASK", 1)
+    loader = jl.Loader(data, 10)
+    next(iter(loader))
+    until(lambda: not chunks_of(data).coming)
+    assert len(begun) < 16 and chunks_of(data).decoded == len(begun)
+    assert chunks_of(data).resident == 64 * 120 * len(begun)
+    monkeypatch.setattr(chunked.Chunked, "decode", decode)
+    assert np.array_equal(every(jl.Loader(data, 100))[0], X) and chunks_of(data).decoded == 16
+
+
+def test_closing_wakes_who_waits(gzipped, monkeypatch):
+    """An iterator that is dropped in its midst ends threads that wait for a slower one."""
+    fill = filling.Plan._fill
+
+    def dawdle(plan, worker, unit):
+        if unit.start == 40:
+            time.sleep(0.3)
+        fill(plan, worker, unit)
+
+    monkeypatch.setattr(filling.Plan, "_fill", dawdle)
+    loader = jl.Loader(
+        jl.open(gzipped).keep("x"), 40, order=jl.blocks(64, 2), max_resident=64 * 120 * 3, threads=4, prefetch=8
+    )
+    next(iter(loader))
+    start = time.perf_counter()
+    loader.close()
+    assert time.perf_counter() - start < 10
 
 
 def test_a_bound_below_the_working_set(gzipped):
@@ -319,6 +457,7 @@ def test_a_file_that_changed(gzipped, plain):
     data, late = jl.open(gzipped), jl.open(gzipped)
     loader = jl.Loader(data, 50)
     assert np.array_equal(next(iter(loader)).x, X[:50])
+    until(lambda: not chunks_of(data).coming and not chunks_of(data, "y").coming)  # HDF5 lets no file be read meanwhile
     with h5py.File(gzipped, "a") as file:
         file["y"][3] = 7
     for one in (loader, jl.Loader(late, 50)):

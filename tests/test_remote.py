@@ -11,6 +11,7 @@ import os
 import pickle
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -233,8 +234,26 @@ def test_folders_behind_http(server: Server, tmp_path: Path) -> None:
     server.put("data/x.npy", np.arange(11))
     with pytest.raises(DataError, match=rf"^{server.url}/data/x.npy: int64 \(11,\) found, '<i8' \[10\] expected"):
         jl.open(f"{server.url}/data/")
-    with pytest.raises(FileNotFoundError, match="which lists no folders"):
+    told = rf"the server says 404 .* for its manifest\.json: http lists no folders.*: '{server.url}/nothing/'$"
+    with pytest.raises(FileNotFoundError, match=told):
         jl.open(f"{server.url}/nothing/")
+
+
+def test_errors_of_urls_that_lead_nowhere(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One number and one reason each: a server that is not there, by http and by fsspec, and a file:// of another machine."""
+    monkeypatch.setattr(download, "PAUSE", 0.0)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    for kind in ("http", "ftp"):
+        if kind == "ftp":
+            pytest.importorskip("fsspec")
+        with pytest.raises(
+            ConnectionAbortedError, match=rf"^\[Errno \d+\] not reached: [^\[]*: '{kind}://127.0.0.1:{port}/x.npy'$"
+        ):
+            jl.open(f"{kind}://127.0.0.1:{port}/x.npy")
+    with pytest.raises(DataError, match=r"^file://nope/x\.npy: the host 'nope' found: file:///path expected"):
+        jl.open("file://nope/x.npy")
 
 
 def test_file_urls_are_mapped_in_place(tmp_path: Path, cache: Path) -> None:

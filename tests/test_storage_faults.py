@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 import warnings
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -29,37 +30,21 @@ storage.save_fields(folder, fields, {{"v": v}})
 print("saved", flush=True)
 time.sleep(60)
 """
-# Children that kill themselves before the n-th call to the system, for n = 1, 2, ... until one gets through.
 STEPWISE = f"""
-import os, signal, sys
+import sys
+import killed
 import numpy as np
 from jitloader import storage
-def fields(v): return {{name: np.full({ROWS}, v) for name in ("x", "y", f"only{{v}}")}}
-calls = ("mkdir", "replace", "remove", "fsync", "posix_fallocate", "rmdir", "unlink", "listdir", "open")
-def counted(call, limit):
-    def step(*args, **more):
-        global n
-        n += 1
-        if n == limit: os.kill(os.getpid(), signal.SIGKILL)
-        return call(*args, **more)
-    return step
-for limit in range(1, 200):
-    folder, n = os.path.join(sys.argv[1], str(limit)), 0
-    storage.save_fields(folder, fields(1), {{"v": 1}})
-    pid = os.fork()
-    if pid == 0:
-        for name in calls: setattr(os, name, counted(getattr(os, name), limit))
-        storage.save_fields(folder, fields(2), {{"v": 2}})
-        os._exit(0)
-    status = os.waitpid(pid, 0)[1]
-    if status == 0: break
-    assert status == signal.SIGKILL, status
-print(limit)
+def save(v):
+    fields = {{name: np.full({ROWS}, v) for name in ("x", "y", f"only{{v}}")}}
+    return lambda folder: storage.save_fields(folder, fields, {{"v": v}})
+print(killed.stepwise(sys.argv[1], save(1), save(2), ("posix_fallocate", "open")))
 """
 
 
 def environment():
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    here = str(Path(__file__).parent)
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([here, *sys.path])}
 
 
 def version(folder):

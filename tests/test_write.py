@@ -421,31 +421,14 @@ def test_a_killed_writer_goes_on(tmp_path: Path, kind: str) -> None:
 
 
 STEPWISE = """
-import os, signal, sys
-import test_write
+import sys
+import killed, test_write
 import jitloader as jl
 from jitloader.storage import grow
 grow.SYNC = 0.0
-calls = ("mkdir", "replace", "remove", "fsync", "link", "rmdir", "unlink", "listdir")
-def counted(call, limit):
-    def step(*args, **more):
-        global n
-        n += 1
-        if n == limit: os.kill(os.getpid(), signal.SIGKILL)
-        return call(*args, **more)
-    return step
-for limit in range(1, 300, int(sys.argv[2])):
-    folder, n = os.path.join(sys.argv[1], str(limit)), 0
-    jl.write(folder, 10, test_write.make, threads=1, **test_write.SPECS)
-    pid = os.fork()
-    if pid == 0:
-        for name in calls: setattr(os, name, counted(getattr(os, name), limit))
-        jl.write(folder, map(test_write.make, range(100)), **test_write.SPECS)
-        os._exit(0)
-    status = os.waitpid(pid, 0)[1]
-    if status == 0: break
-    assert status == signal.SIGKILL, status
-print(limit)
+first = lambda folder: jl.write(folder, 10, test_write.make, threads=1, **test_write.SPECS)
+second = lambda folder: jl.write(folder, map(test_write.make, range(100)), **test_write.SPECS)
+print(killed.stepwise(sys.argv[1], first, second, ("link",), int(sys.argv[2])))
 """
 
 

@@ -11,7 +11,10 @@ from __future__ import annotations
 import contextlib
 import errno
 import functools
+import math
 import os
+import sys
+import warnings
 from collections.abc import Collection, Iterator
 from collections.abc import Mapping as _Mapping
 from types import ModuleType
@@ -59,6 +62,7 @@ from .mapped import Path as Path
 from .mapped import Watch as Watch
 from .mapped import full_path as full_path
 from .mapped import locate as locate
+from .mapped import map_below as map_below
 from .mapped import mapping as mapping
 from .mapped import need as need
 from .mapped import watch as watch
@@ -80,6 +84,9 @@ _FOREIGN = {
     b"\x80\x04": "a pickle, never loaded; save its arrays with np.save",
     b"\x80\x05": "a pickle, never loaded; save its arrays with np.save",
 }
+
+
+_LARGE = 1 << 20  # bytes that are read whole without a word
 
 
 def open_array(
@@ -158,7 +165,7 @@ def open_with_meta(
     if not more and remote.scheme(path):
         try:
             with _near(path, options, progress) as near:
-                return open_with_meta(near, fields=fields, unpack=unpack)
+                return open_with_meta(near, fields=fields, unpack=unpack, progress=progress)
         except IsADirectoryError:
             return _far_folder(os.fsdecode(path), fields, options, progress)
         except FileNotFoundError as missing:  # http knows no folders: a file in it tells
@@ -174,7 +181,7 @@ def open_with_meta(
     found: Fields = {}
     for one in (path, *more):
         with _near(one, options, progress) as near:
-            for name, get in _fields(near, unpack, fields).items():
+            for name, get in _fields(near, unpack, fields, progress).items():
                 if name in found:
                     raise DataError(f"{full_path(near)}: field {name!r} again; each name once expected")
                 found[name] = get
@@ -238,17 +245,37 @@ def reopen(
 
     Raises OSError where the file is gone, DataError where it is not `size` bytes long or too short for the array.
     """
-    if dataset is None:
-        return mapped.reopen(path, dtype, shape, strides, offset, size)
     path = full_path(path)
-    now = os.stat(path).st_size
+    whole_file = mapped.remap(path) if dataset is None else None
+    now = os.stat(path).st_size if whole_file is None else len(whole_file)
     if size is not None and size != now:
         raise DataError(f"{path}: not the file it was: {size} bytes expected, {now} found")
+    if whole_file is not None:
+        return mapped.see(whole_file, dtype, shape, strides, offset)
     whole = pick(hdf5.fields(map_file(path)), [dataset], path)[dataset] if dataset else zarr.read(path)
     below = mapping(whole)
     if below is None or not isinstance(below.map, Map):
         raise DataError(f"{path}: not the file it was: a chunked dataset expected")
     return mapped.see(below.map, dtype, shape, strides, offset)
+
+
+def placed(value: Any, field: str) -> Any:
+    """Give an h5py dataset or a zarr array as opening its file does, mapped or decoded when it is read; anything else as it
+    is. What lies in no file of its own is read whole, of which a UserWarning says so from 1 MB on."""
+    for package, kind, form in (("h5py", "Dataset", hdf5), ("zarr", "Array", zarr)):
+        known = getattr(sys.modules.get(package), kind, None)
+        if isinstance(known, type) and isinstance(value, known):
+            found = form.placed(value)
+            if found is not None:
+                return found
+            handle: Any = value
+            nbytes = handle.dtype.itemsize * math.prod(handle.shape or ())
+            if nbytes >= _LARGE:
+                told = 'of a local file opened with mode="r" it is read when needed'
+                warnings.warn(
+                    f"field {field!r}: this {package} {kind} is read whole, {nbytes:,} bytes; {told}", stacklevel=4
+                )
+    return value
 
 
 def is_chunked(array: Array) -> bool:
@@ -262,7 +289,7 @@ def _is_store(path: str) -> bool:
     return zarr.is_store(path) or huggingface.sniff(path)
 
 
-def _fields(path: Path, unpack: Unpack = None, wanted: Collection[str] | None = None) -> Fields:
+def _fields(path: Path, unpack: Unpack = None, wanted: Collection[str] | None = None, progress: bool = True) -> Fields:
     """Find a file's format, by content first and name second, and what it holds."""
     path = full_path(path)
     if zarr.is_store(path):
@@ -276,7 +303,7 @@ def _fields(path: Path, unpack: Unpack = None, wanted: Collection[str] | None = 
     head = whole[:65536]
 
     def read(form: ModuleType) -> Fields:
-        return form.fields(whole, unpack, wanted) if form in _UNPACKED else form.fields(whole)  # type: ignore[no-any-return]
+        return form.fields(whole, unpack, wanted, progress) if form in _UNPACKED else form.fields(whole)  # type: ignore[no-any-return]
 
     for form in FORMATS:
         if form.sniff(head, path):

@@ -109,6 +109,8 @@ def read(
         if copies and pa.types.is_boolean(plain):
             given = [(_unpacked(pa, array, where), see) for array, see in given]
         pieces = [_piece(pa, array, see, where, shape) for array, see in given]
+        for array, _ in given:
+            array.validate()  # of its buffers' sizes, in time that no length counts in
     except DataError:
         raise
     except Exception as error:

@@ -102,8 +102,8 @@ def fetch_folder(
             listed = fetch(_remote.join(url, MANIFEST), options, False)
         except FileNotFoundError as error:
             if _remote.scheme(url) in ("http", "https"):
-                told = f"{error.strerror}: of http, which lists no folders, one that jitloader saved expected"
-                raise FileNotFoundError(errno.ENOENT, told, error.filename) from None
+                told = f"{error.strerror} for its {MANIFEST}: http lists no folders, so give one that jitloader saved, or a file"
+                raise FileNotFoundError(errno.ENOENT, told, shown(url)) from None
             try:
                 listing = _remote.listing(url, options)
             except Interrupted as error:

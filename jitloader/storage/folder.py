@@ -412,7 +412,8 @@ def read_manifest(path: str, foreign: bool = True) -> dict[str, Any] | None:
     file = os.path.join(path, MANIFEST)
     try:
         with open(file, "rb") as stream:
-            raw = stream.read(_MAX_MANIFEST + 1)
+            # No more is asked for than there is: `read` lays out what it is asked for.
+            raw = stream.read(min(os.fstat(stream.fileno()).st_size, _MAX_MANIFEST) + 1)
     except FileNotFoundError:
         if not os.path.isdir(path):
             os.listdir(path)  # raises what is the matter with the folder

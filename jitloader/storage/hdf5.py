@@ -16,7 +16,7 @@ import numpy as np
 from jitloader.errors import DataError
 
 from .chunked import reserve
-from .mapped import Array, DType, Fields, Map, Stamp, check_dtype, check_shape, need, view
+from .mapped import Array, DType, Fields, Map, Stamp, check_dtype, check_shape, full_path, map_file, need, view
 
 SUFFIXES = (".h5", ".hdf5", ".hdf", ".he5")
 _MAGIC = b"\x89HDF\r\n\x1a\n"
@@ -86,6 +86,24 @@ def _place(mapped: Map, node: Any, name: str, where: str, h5py: Any) -> functool
     return functools.partial(view, mapped, dtype, shape, offset, where)
 
 
+def placed(node: Any) -> Array | None:
+    """The dataset that an h5py handle stands for, where it lies in its file; None where only reading it whole will do.
+
+    That is so while a file is open for writing, of which part may be in memory alone, in a file of another driver than the
+    usual one, and for layouts that `fields` refuses.
+    """
+    if node.file.mode != "r" or node.file.driver != "sec2" or not node.name or not node.shape:
+        return None
+    h5py = need("h5py", "hdf5", "an h5py dataset")
+    path, name = full_path(node.file.filename), node.name.lstrip("/")
+    try:
+        mapped = map_file(path)
+        same = Stamp.of(os.fstat(node.file.id.get_vfd_handle())) == mapped.stamp  # the name may be of another folder
+        return _place(mapped, node, name, f"{path}, dataset {name}", h5py)() if same else None
+    except (DataError, OSError):
+        return None
+
+
 def _refuse(message: str) -> Array:
     raise DataError(message)
 
@@ -99,7 +117,8 @@ class _Chunks:
 
     def __init__(self, mapped: Map, node: Any, name: str, dtype: DType, same: bool) -> None:
         self.path, self.stamp, self.name, self.dtype = mapped.path, mapped.stamp, name, dtype
-        self.shape, self.chunks, self.fill = node.shape, node.chunks, node.fillvalue
+        self.shape, self.chunks = node.shape, node.chunks
+        self.fill: Any = None  # of chunks that were never written
         create = node.id.get_create_plist()
         self.filters = [create.get_filter(k)[0] for k in range(create.get_nfilters())]
         known = same and set(self.filters) <= {_DEFLATE, _SHUFFLE} and not node.file.userblock_size
@@ -157,6 +176,10 @@ class _Chunks:
             else:
                 for k in range(node.get_num_chunks()):
                     note(node.get_chunk_info(k))
+            unwritten = np.flatnonzero(table[:, 1] == 0)
+            if unwritten.size:  # `node.fillvalue` ends the process where what a broken file says of it is odd
+                at = np.unravel_index(unwritten[0], self.grid)
+                self.fill = file[self.name][tuple(int(i) * c for i, c in zip(at, self.chunks, strict=True))]
         self.table = table
 
     def _decode(self, offset: int, size: int, skipped: int, target: Array) -> None:
@@ -175,7 +198,10 @@ class _Chunks:
             raise DataError(f"the file is cut: a chunk of {size} bytes at {offset} expected, {len(data)} found")
         for number in reversed(used):
             if number == _DEFLATE:
-                data = zlib.decompressobj().decompress(data, wanted + 1)  # no more, whatever a broken one would give
+                stream = zlib.decompressobj()
+                data = stream.decompress(data, wanted + 1)  # no more, whatever a broken one would give
+                if not stream.eof:
+                    raise DataError("a deflated chunk that ends expected, a cut one found")
             else:
                 parts = np.frombuffer(data, np.uint8).reshape(self.dtype.itemsize, -1)
                 data = np.ascontiguousarray(parts.T)

@@ -108,7 +108,7 @@ def _shape(features: Any, name: str) -> Any:
 
 def _json(path: str) -> dict[str, Any]:
     with open(path, "rb") as file:
-        raw = file.read(_MAX_JSON + 1)
+        raw = file.read(min(os.fstat(file.fileno()).st_size, _MAX_JSON) + 1)
     try:
         found = json.loads(raw) if len(raw) <= _MAX_JSON else None
     except (ValueError, RecursionError):

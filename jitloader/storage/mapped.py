@@ -160,11 +160,10 @@ def check_dtype(dtype: DType, where: str) -> DType:
 
 def check_shape(shape: Any, where: str) -> tuple[int, ...]:
     """Give back a shape as a tuple of sizes, or raise DataError; nothing is allocated and nothing can overflow."""
-    if (
-        not isinstance(shape, tuple | list)
-        or len(shape) > _MAX_AXES
-        or not all(type(n) is int and 0 <= n < 2**63 for n in shape)
-    ):
+    good = isinstance(shape, tuple | list) and len(shape) <= _MAX_AXES
+    for n in shape if good else ():  # a loop: a file may have thousands of arrays
+        good = good and type(n) is int and 0 <= n < 2**63
+    if not good:
         raise DataError(f"{where}: an absurd shape: {reprlib.repr(shape)}")
     return tuple(shape)
 
@@ -180,6 +179,14 @@ def view(mapped: Map, dtype: DType, shape: tuple[int, ...], offset: int, where: 
         return array
     except (ValueError, TypeError, OverflowError) as error:
         raise DataError(f"{where}: an absurd shape: {shape}: {error}") from None
+
+
+def map_below(array: Array) -> mmap.mmap | None:
+    """Find the map in which an array's bytes lie, None where that is plain memory."""
+    node: Any = array
+    while node is not None and not isinstance(node, mmap.mmap):
+        node = node.obj if isinstance(node, memoryview) else getattr(node, "base", None)
+    return node
 
 
 def mapping(array: Array) -> Mapping | None:
@@ -321,25 +328,12 @@ def locate(array: Array) -> Location | None:
     return Location(found.path, array.dtype, array.shape, array.strides, found.start + found.offset, now.size, dataset)
 
 
-def reopen(
-    path: Path,
-    dtype: npt.DTypeLike,
-    shape: tuple[int, ...],
-    strides: tuple[int, ...],
-    offset: int,
-    size: int | None = None,
-) -> Array:
-    """Map what `locate` named: a read-only array of the same dtype, shape and strides, over the whole file at `path`.
-
-    Raises OSError where the file is gone, DataError where it is not `size` bytes long or too short for the array.
-    """
-    where = full_path(path)
-    mapped = _reopened.get(where)
-    if mapped is None or Stamp.of(os.stat(where)) != mapped.stamp:
-        mapped = _reopened[where] = map_file(where)
-    if size is not None and size != len(mapped):
-        raise DataError(f"{mapped.path}: not the file it was: {size} bytes expected, {len(mapped)} found")
-    return see(mapped, dtype, shape, strides, offset)
+def remap(path: str) -> Map:
+    """Map a whole file as `map_file` does; what is mapped so already, and unchanged, is not mapped again."""
+    mapped = _reopened.get(path)
+    if mapped is None or Stamp.of(os.stat(path)) != mapped.stamp:
+        mapped = _reopened[path] = map_file(path)
+    return mapped
 
 
 def see(mapped: Map, dtype: npt.DTypeLike, shape: tuple[int, ...], strides: tuple[int, ...], offset: int) -> Array:

@@ -16,7 +16,7 @@ from jitloader.errors import DataError
 
 from . import npy
 from .mapped import Array, Fields, Map
-from .unpacked import Plan, Unpack, unpack
+from .unpacked import Plan, Tell, Unpack, unpack
 
 if TYPE_CHECKING:
     import zipfile
@@ -34,10 +34,11 @@ def sniff(head: bytes, path: str) -> bool:
     return head.startswith((b"PK\x03\x04", b"PK\x05\x06"))
 
 
-def fields(mapped: Map, where: Unpack = None, wanted: Collection[str] | None = None) -> Fields:
+def fields(mapped: Map, where: Unpack = None, wanted: Collection[str] | None = None, progress: bool = True) -> Fields:
     """The .npy members of a zip, each called like its member without ".npy".
 
-    With `where`, compressed members of those `wanted` are unpacked there once, a block at a time. Raises DataError for a
+    Of stored members, which are mapped, no byte is read, so that their checksums are not checked; those of what is unpacked
+    are. With `where`, compressed members of those `wanted` are unpacked there once, a block at a time. Raises DataError for a
     broken zip and for absolute or parent paths, and, without `where`, when a compressed member is asked for.
     """
     import zipfile  # a third of the import time of this package, and few need it
@@ -64,7 +65,7 @@ def fields(mapped: Map, where: Unpack = None, wanted: Collection[str] | None = N
     names = [name for name in packed if wanted is None or name in wanted]
     mark = repr([(m.orig_filename, m.CRC, m.header_offset, m.compress_size, m.file_size) for m in members]).encode()
     job = _Packed(mapped.path, packed)
-    unpacked = functools.cache(lambda: unpack(mapped.path, mark, names, job.plan, job.fill, where))
+    unpacked = functools.cache(lambda: unpack(mapped.path, mark, names, job.plan, job.fill, where, progress))
     for name in names:
         found[name] = functools.partial(lambda name: unpacked()[name], name)
     return found
@@ -93,7 +94,7 @@ class _Packed:
             plans[name] = Plan(dtype, shape[::-1] if fortran else shape, flipped=fortran)
         return plans
 
-    def fill(self, arrays: dict[str, Array], offsets: dict[str, Array]) -> None:
+    def fill(self, arrays: dict[str, Array], offsets: dict[str, Array], tell: Tell) -> None:
         """Unpack the members into the arrays; their checksums are checked."""
         for name, array in arrays.items():
             flat, at = array.reshape(-1).view(np.uint8), -self.begins[name]
@@ -102,6 +103,7 @@ class _Packed:
                 part = np.frombuffer(block, np.uint8)[skipped:]
                 flat[max(at, 0) : max(at, 0) + len(part)] = part
                 at += len(block)
+                tell(len(part))
             if at != flat.size:
                 raise DataError(f"{self._where(name)}: {flat.size} bytes expected, {max(at, 0)} found")
 
@@ -144,7 +146,11 @@ def _member(mapped: Map, member: zipfile.ZipInfo) -> Array:
     if len(head) < _LOCAL.size or not head.startswith(b"PK\x03\x04"):
         raise DataError(f"{where}: no member header at byte {begin} as expected, {head[:4]!r} found")
     _, name, extra = _LOCAL.unpack(head)
-    begin += _LOCAL.size + name + extra
+    begin += _LOCAL.size
+    told = mapped[begin : begin + name]
+    if told.decode("utf8" if member.flag_bits & 0x800 else "cp437", "replace") != member.orig_filename:
+        raise DataError(f"{where}: called {told!r} in its own header: a broken zip")
+    begin += name + extra
     stop = begin + member.file_size
     if stop > len(mapped):
         raise DataError(f"{where}: cut: {stop} bytes expected, {len(mapped)} found")

@@ -14,7 +14,7 @@ from jitloader.errors import DataError
 
 from . import arrow
 from .mapped import Array, Column, Fields, Map, need
-from .unpacked import Plan, Unpack, unpack
+from .unpacked import Plan, Tell, Unpack, unpack
 
 SUFFIXES = (".parquet", ".pq")
 _MAGIC = b"PAR1"
@@ -26,7 +26,7 @@ def sniff(head: bytes, path: str) -> bool:
     return head.startswith(_MAGIC)
 
 
-def fields(mapped: Map, where: Unpack = None, wanted: Collection[str] | None = None) -> Fields:
+def fields(mapped: Map, where: Unpack = None, wanted: Collection[str] | None = None, progress: bool = True) -> Fields:
     """The columns of a file, decoded when the first of those `wanted` is asked for: (rows,), (rows, size, ...) for lists of
     fixed size, and a `Column` for lists of free length.
 
@@ -56,7 +56,7 @@ def fields(mapped: Map, where: Unpack = None, wanted: Collection[str] | None = N
     except Exception as error:  # pyarrow has its own family
         raise DataError(f"{path}: a broken Parquet file of {size} bytes: {error!s:.160}") from None
     names = [name for name in table.names if wanted is None or name in wanted]
-    decoded = functools.cache(lambda: unpack(path, mark, names, table.plan, table.fill, where))
+    decoded = functools.cache(lambda: unpack(path, mark, names, table.plan, table.fill, where, progress))
     return {name: functools.partial(lambda name: decoded()[name], name) for name in table.names}
 
 
@@ -102,7 +102,7 @@ class _Table:
                 plans[name] = Plan(values.dtype, (total, *inner))
         return plans
 
-    def fill(self, arrays: dict[str, Array], offsets: dict[str, Array]) -> None:
+    def fill(self, arrays: dict[str, Array], offsets: dict[str, Array], tell: Tell) -> None:
         """Decode all row groups into the arrays, each thread one at a time and a batch of it in memory."""
         groups = range(len(self.rows))
         starts = [0, *itertools.accumulate(self.rows)]
@@ -110,7 +110,7 @@ class _Table:
         from concurrent.futures import ThreadPoolExecutor
 
         with ThreadPoolExecutor(threads) as pool:
-            done = list(pool.map(lambda g: self._group(g, starts[g], arrays, offsets), groups))
+            done = list(pool.map(lambda g: self._group(g, starts[g], arrays, offsets, tell), groups))
         for name in arrays:
             nulls = sum(found[name][1] for found in done)
             if nulls:
@@ -128,7 +128,7 @@ class _Table:
                 at += count
 
     def _group(
-        self, group: int, start: int, arrays: dict[str, Array], offsets: dict[str, Array]
+        self, group: int, start: int, arrays: dict[str, Array], offsets: dict[str, Array], tell: Tell
     ) -> dict[str, tuple[int, int]]:
         """Decode one row group; gives how many list elements, and how many nulls, each column has."""
         at, rows = 0, self.rows[group]
@@ -158,6 +158,7 @@ class _Table:
                         f"{found.dtype} {found.shape[1:]} found"  # type: ignore[union-attr]
                     )
                 target[low : low + len(found)] = found
+                tell(found.nbytes)  # type: ignore[union-attr]
             at += len(batch)
         if at != rows:
             raise DataError(f"{self.path}, row group {group}: {rows} rows expected, {at} found")

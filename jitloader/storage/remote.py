@@ -68,9 +68,14 @@ def scheme(path: Path) -> str:
 
 
 def local_path(url: str) -> str | None:
-    """Give the path that a file:// URL stands for, or None for another one."""
+    """Give the path that a file:// URL stands for, or None for another one; DataError where it names another machine."""
     kind, _, path = url.partition("://")
-    return urllib.parse.unquote(path.removeprefix("localhost")) if kind.lower() in ("file", "local") else None
+    if kind.lower() not in ("file", "local"):
+        return None
+    path = path.removeprefix("localhost")
+    if not path.startswith("/"):
+        raise DataError(f"{url}: the host {path.partition('/')[0]!r} found: file:///path expected, with three slashes")
+    return urllib.parse.unquote(path)
 
 
 def probe(url: str, options: Mapping[str, Any] | None = None) -> Remote:
@@ -209,6 +214,8 @@ def _told(error: Any) -> str:
     """A reason in words."""
     if isinstance(error, (TimeoutError, socket.timeout)):
         return f"no answer in {TIMEOUT:g} s"
+    if isinstance(error, OSError) and error.strerror:  # without the number, for the error that tells it has one too
+        return error.strerror
     return f"{error}" if isinstance(error, str) else f"{type(error).__name__}: {error}".rstrip(": ")
 
 
@@ -281,6 +288,12 @@ def _open_filesystem(url: str, options: dict[str, Any]) -> tuple[Any, str]:
         return fsspec.url_to_fs(url, **options)  # type: ignore[no-any-return]
     except ValueError as error:
         raise DataError(f"{shown(url)}: {error}") from None
+    except ImportError as error:  # of a package of that scheme
+        raise ImportError(f"{scheme(url)}:// URLs: {error}") from None
+    except TypeError as error:
+        raise TypeError(f"{shown(url)}: storage_options do not fit: {error}") from None
+    except OSError as error:  # ftp, say, connects at once
+        raise Interrupted(_told(error)) from None
 
 
 def _filesystem(url: str, options: dict[str, Any]) -> Remote:

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from jitloader import jit
+from jitloader.bars import bar
 from jitloader.errors import DataError
 
 from .folder import MANIFEST, create_fields, is_file_name, open_folder, tidy
@@ -23,6 +24,7 @@ VERSION = 1  # of how files are decoded
 Unpack: TypeAlias = (
     "bool | Path | None"  # where to: a folder, True for one in the cache folder, None where nobody asked
 )
+Tell: TypeAlias = Callable[[int], None]
 _PAUSE = 0.05  # seconds between looks at a folder to which another process writes
 _TRIES = 3  # times a file is decoded that another process replaces at once
 _OFFSETS = ".offsets"
@@ -43,13 +45,15 @@ def unpack(
     mark: bytes,
     names: list[str],
     plan: Callable[[list[str]], Mapping[str, Plan]],
-    fill: Callable[[dict[str, Array], dict[str, Array]], None],
+    fill: Callable[[dict[str, Array], dict[str, Array], Tell], None],
     where: Unpack,
+    progress: bool,
 ) -> dict[str, Array | Column]:
     """Give fields of a file as maps of a folder's .npy; those that the folder lacks are decoded first.
 
-    `mark` tells the file from another of its size and mtime. `fill(arrays, offsets)` writes into maps of what
-    `plan(lacking)` says. The folder is replaced as a whole or not at all, and of several processes one decodes.
+    `mark` tells the file from another of its size and mtime. `fill(arrays, offsets, tell)` writes into maps of what
+    `plan(lacking)` says, and tells of so many bytes more, for tqdm's bar where `progress` wants one. The folder is
+    replaced as a whole or not at all, and of several processes one decodes.
 
     Raises DataError where no folder can be had and for a folder of anything else, OSError where the disk has no room.
     """
@@ -72,12 +76,14 @@ def unpack(
             specs[made[name]] = one.dtype, one.shape
             if one.rows is not None:
                 specs[made[name] + _OFFSETS] = np.dtype(np.int64), (one.rows + 1,)
-        _check_room(home, sum(math.prod(shape) * dtype.itemsize for dtype, shape in specs.values()))
+        wanted = sum(math.prod(shape) * dtype.itemsize for dtype, shape in specs.values())
+        _check_room(home, wanted)
         meta = {"unpacked": told, "files": {**files, **{n: [made[n], plans[n].flipped] for n in lacking}}}
         try:
             with create_fields(home, specs, meta, arrays) as maps:
                 ends = {n: maps[made[n] + _OFFSETS] for n in lacking if plans[n].rows is not None}
-                fill({n: maps[made[n]] for n in lacking}, ends)
+                with bar(f"unpack {os.path.basename(path)}", wanted, progress, "B") as tell:
+                    fill({n: maps[made[n]] for n in lacking}, ends, tell)
                 now = Stamp.of(os.stat(path))
                 if now != stamp:
                     raise DataError(f"{path}: changed while it was read: {stamp.size} bytes expected, {now.size} found")

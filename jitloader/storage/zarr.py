@@ -69,6 +69,18 @@ def read(meta: str) -> Array:
     return reserve(meta, stamp, "", shape, dtype, max(1, node.chunks[0]), _Chunks(meta, stamp), folder)
 
 
+def placed(node: Any) -> Array | None:
+    """The array that a handle of zarr's stands for, where it lies in a local folder; None elsewhere."""
+    if type(node.store).__name__ not in ("LocalStore", "DirectoryStore") or not node.shape:
+        return None
+    root = getattr(node.store, "root", None) or node.store.path
+    try:
+        meta = _meta(os.path.join(full_path(root), node.path))
+        return None if meta is None else read(meta)
+    except (DataError, OSError):
+        return None
+
+
 def _open(folder: str) -> Any:
     zarr = need("zarr", "zarr", f"{folder}: reading Zarr")
     try:
