@@ -11,7 +11,6 @@ import binascii
 import contextlib
 import errno
 import re
-import socket
 import time
 import urllib.parse
 from collections.abc import Callable, Iterator, Mapping
@@ -212,7 +211,7 @@ def _pieces(response: Any) -> Iterator[bytes]:
 
 def _told(error: Any) -> str:
     """A reason in words."""
-    if isinstance(error, (TimeoutError, socket.timeout)):
+    if isinstance(error, TimeoutError):
         return f"no answer in {TIMEOUT:g} s"
     if isinstance(error, OSError) and error.strerror:  # without the number, for the error that tells it has one too
         return error.strerror
