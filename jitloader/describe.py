@@ -136,7 +136,9 @@ def edges_of(low: float, high: float, whole: bool) -> np.ndarray:
         return np.zeros(1)
     if whole and high - low < BINS and max(-low, high) < 2**52:  # beyond, halves are no float64
         return np.arange(low - 0.5, high + 1)
-    return np.linspace(low / 2, high / 2, BINS + 1) * 2 if low < high else np.array([low, high])
+    edges = np.linspace(low / 2, high / 2, BINS + 1) * 2 if low < high else np.zeros(2)
+    edges[0], edges[-1] = low, high  # half of the least number there is is 0
+    return edges
 
 
 def describe(program: Program, count: int, key: int, tell: Tell = lambda rows: None) -> list[Summary | None]:

@@ -59,6 +59,7 @@ def test_bins_hold_what_lies_between_their_edges(plain: bool) -> None:
     @settings(max_examples=60, deadline=None)
     @example([-1e308, 1e308, 0.5], False)
     @example([0.0, 5e-324], False)
+    @example([0.0, -5e-324], False)
     @given(st.lists(st.one_of(st.floats(-100, 100), st.sampled_from(EXTREMES)), min_size=1, max_size=40), st.booleans())
     def check(values: list[float], whole: bool) -> None:
         x = np.array([math.floor(v) if whole and math.isfinite(v) else v for v in values], float)
