@@ -31,7 +31,8 @@ def bar(
         yield lambda count: None
         return
     lock = threading.Lock()
-    with kind(total=total, initial=done, desc=what, unit=unit, unit_scale=True, delay=1) as shown:
+    quiet = type(kind.__name__, (kind,), {"monitor_interval": 0})  # without tqdm's thread, which stays for ever
+    with quiet(total=total, initial=done, desc=what, unit=unit, unit_scale=True, delay=1) as shown:
 
         def tell(count: int) -> None:
             with lock:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import math
 import numbers
 import operator
@@ -628,8 +629,8 @@ class Dataset:
         if spec != self.spec[field] or spec.dtype.kind == "b":
             data = data.map(field, cast("uint8" if spec.dtype.kind == "b" else spec.dtype))
         program = data.program(compose.only_row, ())
-        with bar(f"statistics {field}", len(data), progress) as tell:
-            found: Statistics = data._swept(lambda: passes.statistics(program, len(data), epoch_key(0, 0), tell))
+        shown = functools.partial(bar, f"statistics {field}", len(data), progress)
+        found: Statistics = data._swept(lambda: passes.statistics(program, len(data), epoch_key(0, 0), shown))
         if whole is not None:
             arrays = {name: value.tolist() for name, value in found._asdict().items() if name != "count"}
             storage.remember(whole, "statistics", {**arrays, "count": found.count})
@@ -666,8 +667,8 @@ class Dataset:
         self._refuse_python("describe")
         self.verify()
         program = self.program(compose.only_row, ())
-        with bar("describe", 2 * len(self), progress) as tell:
-            found = self._swept(lambda: describe(program, len(self), epoch_key(0, 0), tell))
+        shown = functools.partial(bar, "describe", len(self), progress)  # for each of the two
+        found = self._swept(lambda: describe(program, len(self), epoch_key(0, 0), shown))
         return Description(dict(zip(self._fields, found, strict=True)), self.spec, len(self))
 
     def save(self, path: str | os.PathLike[str], *, progress: bool = True) -> None:

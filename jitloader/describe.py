@@ -9,7 +9,7 @@ import numpy as np
 
 from . import jit
 from .compose import Program, Ragged
-from .passes import Consume, Tell, exact_sum, sweep
+from .passes import Bar, Consume, exact_sum, sweep
 from .spec import Spec
 from .tables import html_bars, html_table, number_of, sparkline, text_table
 
@@ -141,7 +141,7 @@ def edges_of(low: float, high: float, whole: bool) -> np.ndarray:
     return edges
 
 
-def describe(program: Program, count: int, key: int, tell: Tell = lambda rows: None) -> list[Summary | None]:
+def describe(program: Program, count: int, key: int, bar: Bar) -> list[Summary | None]:
     """Give the summaries of a program's outputs over its rows, in two passes: moments and extent, then histograms.
 
     Chunks are merged in the order of their rows, so that no sum depends on which thread was first (Chan, Golub, LeVeque
@@ -165,7 +165,7 @@ def describe(program: Program, count: int, key: int, tell: Tell = lambda rows: N
         return consume
 
     if count and picked:
-        sweep(program, count, key, first, tell=tell)
+        sweep(program, count, key, first, bar=bar)
     merged = {k: merge(parts[k]) for k in picked}
     edges = {k: edges_of(m.low, m.high, outputs[k].spec.dtype.kind in "iub") for k, m in merged.items()}
     counted = [k for k in picked if edges[k].size > 1]
@@ -184,7 +184,7 @@ def describe(program: Program, count: int, key: int, tell: Tell = lambda rows: N
         return consume
 
     if counted:
-        sweep(program, count, key, second, tell=tell)
+        sweep(program, count, key, second, bar=bar)
     made: list[Summary | None] = [None] * len(outputs)
     for k, m in merged.items():
         histogram = np.sum(bins[k], axis=0) if k in counted else np.zeros(0, np.int64)

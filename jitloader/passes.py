@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,6 +21,7 @@ VARIED = 256  # rows at a time where their lengths vary
 
 Consume = Callable[[int, list[np.ndarray]], None]
 Tell = Callable[[int], None]  # hears of so many rows more that are done, from any thread
+Bar = Callable[[], AbstractContextManager[Tell]]  # begins when all is compiled
 
 
 class Stopped(Exception):
@@ -35,7 +38,7 @@ def sweep(
     key: int,
     make_consumer: Callable[[], Consume],
     threads: int | None = None,
-    tell: Tell = lambda rows: None,
+    bar: Bar = lambda: contextlib.nullcontext(lambda rows: None),
 ) -> None:
     """Run `program` over rows 0 .. count - 1 in chunks, on several threads; each has a consumer of its own.
 
@@ -82,11 +85,12 @@ def sweep(
 
     wanted = min(threads or jit.available_cpus(), -(-count // size))
     others = [threading.Thread(target=work, name="jitloader-pass", daemon=True) for _ in range(wanted - 1)]
-    for thread in others:
-        thread.start()
-    work()
-    for thread in others:
-        thread.join()
+    with bar() as tell:
+        for thread in others:
+            thread.start()
+        work()
+        for thread in others:
+            thread.join()
     if failed:
         raise failed[0]
 
@@ -103,9 +107,7 @@ def lengths(program: Program, count: int, key: int) -> dict[int, np.ndarray]:
     return found
 
 
-def store(
-    program: Program, count: int, key: int, targets: Sequence[Any], tell: Tell = lambda rows: None
-) -> None:
+def store(program: Program, count: int, key: int, targets: Sequence[Any], tell: Tell = lambda rows: None) -> None:
     """Run `program` over rows 0 .. count - 1 into an array of all rows for each output, or a Ragged whose offsets are
     there."""
 
@@ -116,7 +118,7 @@ def store(
             else:
                 target[start : start + len(found)] = found
 
-    sweep(program, count, key, lambda: consume, tell=tell)
+    sweep(program, count, key, lambda: consume, bar=lambda: contextlib.nullcontext(tell))
 
 
 class Statistics(NamedTuple):
@@ -187,7 +189,7 @@ def layout(spec: Spec) -> tuple[int, int, int, tuple[int, ...]]:
     return math.prod(shape[:-1]), shape[-1], 1, (shape[-1],)
 
 
-def statistics(program: Program, count: int, key: int, tell: Tell = lambda rows: None) -> Statistics:
+def statistics(program: Program, count: int, key: int, bar: Bar) -> Statistics:
     """Give the statistics of a program's one output over its rows, merged from chunks (Chan, Golub, LeVeque 1979)."""
     output = program.outputs[0]
     outer, channels, inner, shape = layout(output.spec)
@@ -212,7 +214,7 @@ def statistics(program: Program, count: int, key: int, tell: Tell = lambda rows:
 
         return consume
 
-    sweep(program, count, key, make_consumer, tell=tell)
+    sweep(program, count, key, make_consumer, bar=bar)
     parts.sort(key=lambda part: part[0])  # so that the sum does not depend on which thread was first
     if not parts:
         empty = np.full(shape, np.nan)

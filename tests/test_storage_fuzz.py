@@ -473,8 +473,13 @@ def fuzz(tmp_path, count, names):
 
 def installed():
     """The readers whose packages are there."""
-    missing = {"hdf5"} if not _there("h5py") else set()
-    missing |= {"arrow", "feather", "stream", "parquet", "hugging"} if not _there("pyarrow") else set()
+    needs = {"h5py": {"hdf5", "chunked"}, "safetensors": {"safetensors"}, "zarr": {"zarr2", "zarr3"}}
+    needs["pyarrow"] = {"arrow", "feather", "stream", "parquet", "hugging"}
+    missing = set().union(*(names for package, names in needs.items() if not _there(package)))
+    if "zarr3" not in missing and not hasattr(
+        __import__("zarr"), "create_array"
+    ):  # of a version that writes neither so
+        missing |= needs["zarr"]
     return [name for name in READERS if name not in missing]
 
 
