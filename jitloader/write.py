@@ -28,7 +28,7 @@ from .dataset import open as _open
 from .errors import PipelineError
 from .python import raised_at
 from .ranks import whole_number
-from .replay import check_cast, row_spec
+from .replay import fitted, row_spec
 
 BLOCK = 4 << 20  # bytes of rows that are handed on together
 SLOW, QUICK = 0.5, 0.05  # seconds between which a block should take: what is slow is made in small ones
@@ -437,10 +437,9 @@ def _fitted(value: Any, name: str, dtype: np.dtype, shape: tuple[int | None, ...
         )
         raise PipelineError(f"write: row {row}, field {name}: shape {shape} expected, got {array.shape}{free}")
     try:
-        check_cast(name, array, dtype)
+        return fitted(name, array, dtype)
     except (ValueError, TypeError) as error:
         raise PipelineError(f"write: row {row}, {error}") from None
-    return array
 
 
 def _checked(batch: Mapping[str, Any], specs: Specs, row: int) -> dict[str, Any]:
@@ -453,7 +452,7 @@ def _checked(batch: Mapping[str, Any], specs: Specs, row: int) -> dict[str, Any]
         if found != shape:
             raise PipelineError(f"write: rows from {row} on, field {name}: shape {shape} expected, got {found}")
         try:
-            check_cast(name, array, dtype)
+            array = fitted(name, array, dtype)
         except (ValueError, TypeError) as error:
             raise PipelineError(f"write: rows from {row} on, {error}") from None
         packed[name] = (array, np.diff(value.offsets)) if isinstance(value, Ragged) else array

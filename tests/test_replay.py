@@ -464,8 +464,13 @@ def test_readers_see_whole_rows():
         (lambda: ring().append(a=1, b=1.0), ValueError, r"field b: rows are \(2,\), not \(\)"),
         (lambda: ring().append(a=256, b=[1, 2]), ValueError, "field a: 256 does not fit uint8"),
         (lambda: ring().append(a=-1, b=[1, 2]), ValueError, "field a: -1 does not fit uint8"),
-        (lambda: ring().append(a=0.5, b=[1, 2]), TypeError, "field a: float64 does not go into uint8"),
-        (lambda: ring().append(a=1, b=["x", "y"]), TypeError, "field b: <U1 does not go into float32"),
+        (lambda: ring().append(a=0.5, b=[1, 2]), TypeError, r"field a: 0.5 \(float64\) does not go into uint8"),
+        (lambda: ring().append(a=1, b=["x", "y"]), TypeError, r"field b: 'x' \(<U1\) does not go into float32"),
+        (lambda: ring().append(a=1, b=[1, -1e300]), ValueError, r"field b: -1e\+300 does not fit float32"),
+        (lambda: Ring(3, x="float16").append(x=70000), ValueError, "field x: 70000 does not fit float16"),
+        (lambda: Ring(3, x="U3").append(x="longer"), ValueError, "field x: 'longer' does not fit <U3"),
+        (lambda: Ring(3, x="U3").append(x=1), TypeError, r"field x: 1 \(int64\) does not go into <U3"),
+        (lambda: Ring(3, x="U3").append(x=b"\xff"), ValueError, "is not ASCII, which <U3 asks for"),
         (lambda: ring().extend(a=1, b=[[1, 2]]), ValueError, "field a: rows are"),
         (lambda: ring().extend(a=[1], b=np.zeros((2, 2))), ValueError, "fields of different lengths: a 1, b 2"),
         (lambda: ring().rows([0]), IndexError, "row 0 of an empty ring"),
@@ -485,6 +490,15 @@ def ring(count=0):
     ring = Ring(3, a="uint8", b=("float32", 2))
     ring.extend(a=np.arange(count), b=np.zeros((count, 2)))
     return ring
+
+
+def test_infinite_and_short_values_go_in():
+    """What a dtype holds is no error: inf and NaN, a number that is rounded, and short text of a wider dtype."""
+    own = Ring(4, x="float32", s="U3")
+    own.extend(x=[np.inf, np.nan, 1e-300, 3.4e38], s=np.array(["a", "bcd", "", "e"], "U9"))
+
+    np.testing.assert_array_equal(own.fields["x"], np.array([np.inf, np.nan, 0, 3.4e38], "float32"))
+    assert own.fields["s"].tolist() == ["a", "bcd", "", "e"]
 
 
 def test_a_refused_row_leaves_no_trace():
