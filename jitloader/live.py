@@ -78,6 +78,8 @@ class Live:
     `apply_rows`, `keep` and `drop`; what would hold rows still (`select`, `split`, `save`) is for `jl.Dataset(ring.copy())`.
     """
 
+    __slots__ = ("_over", "_ring")
+
     def __init__(self, over: Dataset, ring: Ring) -> None:
         self._over, self._ring = over, ring
 
@@ -223,6 +225,8 @@ class Replay:
     >>> batch.x.tolist(), batch.row.tolist(), batch.weight.tolist()
     ([2.0, 2.0], [1, 1], [1.0, 1.0])
     """
+
+    __slots__ = ("_bound", "_data", "_memory", "_names")
 
     def __init__(self, data: Ring | Live, memory: Prioritized) -> None:
         data = live(data) if isinstance(data, Ring) else data

@@ -321,7 +321,9 @@ def worst_share(batches, labels):
     return max(abs((labels[b] == c).sum() - share * len(b)) for b in batches for c, share in shares.items() if len(b))
 
 
-@pytest.mark.parametrize("n, batch, world", [(1000, 32, 1), (1000, 32, 2), (1003, 7, 3), (97, 64, 2), (10, 8, 2), (3, 2, 4), (600, 60, 5)])
+@pytest.mark.parametrize(
+    "n, batch, world", [(1000, 32, 1), (1000, 32, 2), (1003, 7, 3), (97, 64, 2), (10, 8, 2), (3, 2, 4), (600, 60, 5)]
+)
 def test_stratified_is_laid_out_for_the_batches_of_its_loader(n, batch, world):
     """Each rank's batches have the shares to within one row; the short last ones of several ranks to within two."""
     labels = np.minimum(np.random.default_rng(n).geometric(0.4, n), 6)
@@ -331,7 +333,9 @@ def test_stratified_is_laid_out_for_the_batches_of_its_loader(n, batch, world):
         loaders = [jl.Loader(data_of(n), batch, order=order, seed=1, rank=r, world_size=world) for r in range(world)]
     made = [list(rows(loader)) for loader in loaders]
     assert sorted(itertools.chain(*itertools.chain(*made))) == list(range(n))
-    assert worst_share([b for r in made for b in r if len(b) == batch] or [[]], labels) < 1 if n >= batch * world else True
+    assert (
+        worst_share([b for r in made for b in r if len(b) == batch] or [[]], labels) < 1 if n >= batch * world else True
+    )
     assert worst_share([b for r in made for b in r], labels) < (1 if world == 1 else 2)
     assert rows(loaders[0]) != made[0] or n < 5
 
@@ -639,7 +643,9 @@ def test_no_memory_for_the_buffers(monkeypatch):
     loader = jl.Loader(jl.Dataset(x=np.zeros((100, 10_000))), 50)
     with monkeypatch.context() as patched:
         patched.setattr(np, "empty", small)
-        with pytest.raises(MemoryError, match=r"no memory for a batch buffer of 4,000,000 bytes \(50 rows\): use a smaller"):
+        with pytest.raises(
+            MemoryError, match=r"no memory for a batch buffer of 4,000,000 bytes \(50 rows\): use a smaller"
+        ):
             next(iter(loader))
     assert next(iter(loader)).x.shape == (50, 10_000)
 
@@ -721,3 +727,30 @@ def test_a_batch_larger_than_the_data_takes_no_more_memory():
     loader = jl.Loader(data_of(10), 10**12, shuffle=True)
     (batch,) = loader
     assert len(batch.i) == 10 and loader._pool._slots[0].rows == 10 and len(loader[0].i) == 10
+
+
+@pytest.mark.parametrize(
+    "name, value",
+    [("batch_size", 5), ("seed", 1), ("shuffle", True), ("drop_last", True), ("max_resident", 1), ("rank", 1)],
+)
+def test_a_loader_keeps_what_it_was_made_with(name, value):
+    """Setting an argument afterwards would change the next epoch by halves: it is refused, and can be read."""
+    loader = jl.Loader(jl.Dataset(x=np.arange(10)), 4)
+    before = getattr(loader, name)
+
+    with pytest.raises(AttributeError, match=rf"a loader keeps its {name}: make another, as .*{name}={value!r}\)"):
+        setattr(loader, name, value)
+
+    assert getattr(loader, name) == before
+    assert getattr(pickle.loads(pickle.dumps(loader)), name) == getattr(copy.copy(loader), name) == before
+
+
+def test_names_that_do_nothing_are_refused():
+    """On what is immutable, and on rings and memories, which have few attributes that may be set."""
+    data, ring = jl.Dataset(x=np.arange(10)), jl.ring(10, x="int64")
+    memory = jl.prioritized(10)
+    for thing in (data, jl.live(ring), ring, memory, jl.Replay(ring, memory), jl.mix((data, 1)), jl.sequential):
+        with pytest.raises(AttributeError):
+            thing.seed = 5
+    memory.beta = 0.7
+    assert memory.state_dict()["beta"] == 0.7

@@ -94,6 +94,8 @@ class Ring:
     [2, 3, 4, 5]
     """
 
+    __slots__ = ("_arrays", "_capacity", "_ends", "_lock", "_longer", "_written")
+
     def __init__(self, capacity: int, /, **specs: Any) -> None:
         self._capacity = operator.index(capacity)
         if self._capacity < 1:
@@ -282,7 +284,9 @@ class Ring:
 
     def __getstate__(self) -> dict[str, Any]:
         with self._lock:  # a copy is of whole rows
-            return {k: v for k, v in self.__dict__.items() if k != "_lock"}
+            return {name: getattr(self, name) for name in self.__slots__ if name != "_lock"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, _lock=threading.Lock())
+        self._lock = threading.Lock()
+        for name, value in state.items():
+            setattr(self, name, value)

@@ -190,6 +190,11 @@ class Prioritized:
     ([3, 3, 3], [1.0, 1.0, 1.0], 3.0)
     """
 
+    __slots__ = (
+        *("_alpha", "_beta", "_capacity", "_draw", "_highest", "_least", "_levels", "_limit", "_lock", "_priorities"),
+        *("_rows", "_sampler", "_seed", "_step", "_stratified", "_sums", "_updater"),
+    )
+
     def __init__(
         self, capacity: int, alpha: float = 0.6, beta: float = 0.4, seed: int = 0, *, stratified: bool = True
     ) -> None:
