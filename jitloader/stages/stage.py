@@ -315,7 +315,7 @@ def stage(
             specs = tuple(Spec(s.dtype if kind is None else kind, s.shape if size is None else size) for s in kept)
         if any(s.ragged for s in specs):
             raise Misfit(
-                f"{name} makes samples of one shape: give shape=, or close ragged rows by pad(length) before it"
+                f"{name} makes samples of one shape: give shape=, or close ragged rows by pad_rows(length) before it"
             )
         if not jit.disabled():
             arrays = [jit.Array(s.dtype.name, max(len(s.shape), 1)) for s in (*sources, *specs)]
