@@ -1,5 +1,7 @@
 """A Numba-JIT in-memory dataloader: mapped arrays in, fused batches out, no worker processes."""
 
+import types
+
 from .compose import Ragged as Ragged
 from .dataset import Dataset as Dataset
 from .dataset import open as open
@@ -95,3 +97,10 @@ from .write import write as write
 prioritized = Prioritized
 ring = Ring
 __version__ = "0.1.0"
+
+
+def __dir__() -> list[str]:
+    """Give the public names, without the rooms they come from; doors show once they are imported."""
+    return sorted(
+        n for n, v in globals().items() if not isinstance(v, types.ModuleType) or n in ("torch", "jax", "ray")
+    )

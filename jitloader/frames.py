@@ -49,6 +49,8 @@ def samples_of(value: Any, field: str) -> Samples:
     if not isinstance(value, (np.ndarray, storage.Column)):
         if _is(value, "pandas", "Series"):
             value = _of_pandas(value, field)
+        elif _is(value, "pandas", "Index") or _is(value, "pandas", "api.extensions.ExtensionArray"):
+            value = _of_pandas(sys.modules["pandas"].Series(value, copy=False), field)  # its mask is nulls there too
         elif columns(value) is not None:
             raise TypeError(f"field {field!r} is a frame of several columns: give it alone, as Dataset(frame)")
         elif hasattr(value, "__arrow_c_stream__") or hasattr(value, "__arrow_c_array__"):
@@ -80,7 +82,9 @@ def _joined(arrays: Sequence[np.ndarray], field: str) -> Samples:
 
 def _is(value: Any, module: str, name: str) -> bool:
     """Whether a value is of a class of a package, which is not imported for that."""
-    kind = getattr(sys.modules.get(module), name, None)
+    kind: Any = sys.modules.get(module)
+    for part in name.split("."):
+        kind = getattr(kind, part, None)
     return isinstance(kind, type) and isinstance(value, kind)
 
 
@@ -110,6 +114,8 @@ def _of_pandas(series: Any, name: str) -> Any:
     remedy = "leave it out by frame.drop(columns=...), or give codes (.astype('category').cat.codes)"
     if hasattr(kind, "tz"):
         remedy = "give .dt.tz_convert(None)"
+    if hasattr(kind, "fill_value"):
+        remedy = "give .sparse.to_dense()"
     raise TypeError(f"column {name!r} is of pandas' {kind}, which is no dtype of NumPy: {remedy}")
 
 

@@ -9,7 +9,7 @@ import warnings
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
 
@@ -30,8 +30,32 @@ if TYPE_CHECKING:
     from .check import Check
     from .report import Report
 
+T = TypeVar("T")
 UNIT = 4 << 20  # bytes one kernel call writes at most where batches are small: spreads the 30 us of a hand-over
 QUICK = 0.0005  # seconds: after a call shorter than this, the next takes more batches
+
+
+class Given(Generic[T]):
+    """An argument a loader was made with: can be read, and is set once."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    def __get__(self, loader: Any, owner: Any = None) -> T:
+        if loader is None:
+            return self  # type: ignore[return-value]
+        try:
+            return loader.__dict__[self.name]  # type: ignore[no-any-return]
+        except KeyError:
+            raise AttributeError(f"this loader has no {self.name} yet") from None
+
+    def __set__(self, loader: Any, value: T) -> None:
+        if self.name in loader.__dict__:
+            raise AttributeError(
+                f"a loader keeps its {self.name}: make another, as jl.Loader(data, ..., {self.name}={value!r}), and give it "
+                "this one's place by load_state_dict(state_dict())"
+            )
+        loader.__dict__[self.name] = value
 
 
 class Loader:
@@ -63,8 +87,10 @@ class Loader:
         of a chunked source (HDF5, Zarr) no more is kept decoded. Left out, mapped pages are the system's to take, and all
         chunked sources together have a quarter of the available memory.
 
+    All of these are attributes to read. To change one make another loader, and give it the state of this one.
+
     A batch is yours: its arrays are writable, and no buffer is used again while anything refers to it. Each `iter()`
-    gives one whole epoch; several may be live at once.
+    gives one whole epoch; several may be live at once. One that was closed or read to its end gives nothing more.
 
     >>> import numpy as np, jitloader as jl
     >>> data = jl.Dataset(x=np.arange(10.0), y=np.arange(10))
@@ -72,6 +98,10 @@ class Loader:
     ...     [batch.y.tolist() for batch in loader]
     [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
     """
+
+    batch_size, max_tokens, max_resident = Given["int | None"](), Given["int | None"](), Given["int | None"]()
+    seed, rank, world_size, threads, prefetch = Given[int](), Given[int](), Given[int](), Given[int](), Given[int]()
+    shuffle, drop_last, tail = Given[bool](), Given[bool](), Given[str]()
 
     def __init__(
         self,
@@ -121,7 +151,7 @@ class Loader:
             if shuffle
             else orders.sequential
         )
-        self.drop_last = bool(drop_last)
+        self.shuffle, self.drop_last = bool(shuffle), bool(drop_last)
         self.rank, self.world_size = find_rank(rank, world_size)
         if tail not in ("keep", "drop", "wrap"):
             raise ValueError(f"tail must be 'keep', 'drop' or 'wrap', got {tail!r}")
@@ -147,7 +177,9 @@ class Loader:
 
     def _check_chunks(self) -> None:
         """Warn where chunks would be decoded again and again."""
-        used = [(one.sources, {*one.fields, *(n for step in one.steps for n in step.fields)}) for one in self._data.datasets]
+        used = [
+            (one.sources, {*one.fields, *(n for step in one.steps for n in step.fields)}) for one in self._data.datasets
+        ]
         below = residency.chunked_below([{n: s for n, s in given.items() if n in names} for given, names in used])
         limit = residency.default_limit() if self.max_resident is None else self.max_resident
         if sum(source.nbytes for source in below) <= limit or not self._positions:
@@ -249,6 +281,11 @@ class Loader:
     def data(self) -> Dataset | Mix | Live:
         """The data set."""
         return self._data
+
+    @property
+    def order(self) -> Order:
+        """Which row comes at which position."""
+        return self._order
 
     @property
     def epoch(self) -> int:

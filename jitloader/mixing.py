@@ -131,6 +131,8 @@ class Mix:
     `apply_rows` come after the mixing.
     """
 
+    __slots__ = ("_bounds", "_head", "_order", "_parts", "_python")
+
     def __init__(
         self, parts: tuple[Dataset, ...], order: Order, head: str, made: tuple[python.Applied, ...] = ()
     ) -> None:

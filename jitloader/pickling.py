@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from . import storage
+from . import jit, storage
 from .dtypes import lend
 from .orders import Order
 from .samples import Part, flatten
@@ -48,6 +48,8 @@ def loads(given: bytes) -> Any:
 class _Pickler(pickle.Pickler):
     def reducer_override(self, value: Any) -> Any:
         if isinstance(value, types.FunctionType):
+            if jit.original(value) is not None:
+                return jit.captured, (jit.original(value),)
             return NotImplemented if _importable(value) else _by_code(value)
         if isinstance(value, functools._lru_cache_wrapper):
             return _cached, (value.__wrapped__, value.cache_parameters()["maxsize"])

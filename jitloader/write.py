@@ -27,7 +27,7 @@ from .dataset import open as _open
 from .errors import PipelineError
 from .python import raised_at
 from .ranks import whole_number
-from .replay import check_cast, row_spec
+from .replay import fitted, row_spec
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -441,10 +441,9 @@ def _fitted(value: Any, name: str, dtype: np.dtype, shape: tuple[int | None, ...
         )
         raise PipelineError(f"write: row {row}, field {name}: shape {shape} expected, got {array.shape}{free}")
     try:
-        check_cast(name, array, dtype)
+        return fitted(name, array, dtype)
     except (ValueError, TypeError) as error:
         raise PipelineError(f"write: row {row}, {error}") from None
-    return array
 
 
 def _checked(batch: Mapping[str, Any], specs: Specs, row: int) -> dict[str, Any]:
@@ -457,7 +456,7 @@ def _checked(batch: Mapping[str, Any], specs: Specs, row: int) -> dict[str, Any]
         if found != shape:
             raise PipelineError(f"write: rows from {row} on, field {name}: shape {shape} expected, got {found}")
         try:
-            check_cast(name, array, dtype)
+            array = fitted(name, array, dtype)
         except (ValueError, TypeError) as error:
             raise PipelineError(f"write: rows from {row} on, {error}") from None
         packed[name] = (array, np.diff(value.offsets)) if isinstance(value, Ragged) else array

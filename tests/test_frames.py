@@ -48,7 +48,8 @@ def test_pandas_columns_by_reference():
 
 
 def test_pandas_columns_that_are_no_arrays():
-    """Nulls, objects, text, categories and time zones are refused, naming column and remedy."""
+    """Nulls, objects, text, categories and time zones are refused, naming column and remedy: of a frame, a series, and an
+    array or index of pandas alike."""
     pd = pytest.importorskip("pandas", exc_type=ImportError)
     cases = [
         (pd.array([1, None, None], "Int64"), "column 'x': 2 nulls found, none expected; fill them"),
@@ -57,10 +58,12 @@ def test_pandas_columns_that_are_no_arrays():
         (pd.Categorical(["a", "b", "a"]), r"column 'x' is of pandas' category.*\.cat\.codes"),
         (pd.date_range("2020", periods=3, tz="UTC"), r"column 'x' is of pandas' datetime64.*tz_convert\(None\)"),
         (pd.array([1, None, 3], "int64[pyarrow]"), "column 'x': 1 nulls found"),
+        (pd.arrays.SparseArray([1, 0, 3]), r"column 'x' is of pandas' Sparse.*to_dense"),
     ]
     for column, told in cases:
-        with pytest.raises((TypeError, jl.DataError), match=told):
-            jl.Dataset(pd.DataFrame({"x": column}))
+        for given in (pd.DataFrame({"x": column}), {"x": pd.Series(column)}, {"x": column}):
+            with pytest.raises((TypeError, jl.DataError), match=told):
+                jl.Dataset(given)
     with pytest.raises(TypeError, match="a field name is a string, got the column 0: rename it"):
         jl.Dataset(pd.DataFrame(np.eye(2)))
     with pytest.raises(ValueError, match="two columns are called 'x'"):

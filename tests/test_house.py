@@ -146,8 +146,16 @@ def test_import_brings_no_numba() -> None:
 
 def public() -> list[str]:
     """Give the names that `from jitloader import ...` is for."""
-    modules = {m.name for m in pkgutil.iter_modules(jl.__path__)}
-    return [name for name in vars(jl) if not name.startswith("_") and name not in modules | {"annotations"}]
+    return [name for name in dir(jl) if not name.startswith("_") and name not in ("torch", "jax", "ray")]
+
+
+def test_dir_shows_the_public_names() -> None:
+    """Names that are imported for users, and no room beside them."""
+    init = ast.parse(PACKAGE.joinpath("__init__.py").read_text())
+    named = {alias.asname for node in init.body if isinstance(node, ast.ImportFrom) for alias in node.names}
+
+    assert set(public()) == named | {"prioritized", "ring"}
+    assert not {name for name in dir(jl) if isinstance(getattr(jl, name), type(jl))} - {"torch", "jax", "ray"}
 
 
 @pytest.mark.parametrize("name", public())

@@ -2,14 +2,17 @@
 
 import functools
 import os
+import pickle
 import stat
 import subprocess
 import sys
 import textwrap
+import types
 
 import numpy as np
 import pytest
 
+import jitloader as jl
 from jitloader import jit
 
 SCRIPT = """
@@ -66,7 +69,9 @@ def test_a_damaged_file_is_compiled_again(tmp_path, damage):
     for file in tmp_path.glob("*.kernel"):  # the fill's and the order's
         raw = file.read_bytes()
         flipped = raw[:-9] + bytes([raw[-9] ^ 1]) + raw[-8:]
-        file.write_bytes({"cut": raw[: len(raw) // 2], "empty": b"", "flipped": flipped, "foreign": b"MZ" * 500}[damage])
+        file.write_bytes(
+            {"cut": raw[: len(raw) // 2], "empty": b"", "flipped": flipped, "foreign": b"MZ" * 500}[damage]
+        )
 
     assert run(tmp_path) == "[1.0, 2.0, 3.0, 4.0] ['compiled'] True"
     assert run(tmp_path) == "[1.0, 2.0, 3.0, 4.0] ['disk'] False"
@@ -204,3 +209,75 @@ def test_calls_from_many_kinds_of_argument():
 def test_quota(text, allowed, cpus):
     """A cgroup's line leaves that many CPUs, rounded up, never none, never more than allowed."""
     assert jit.quota(text, allowed) == cpus
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Functions over what changes
+
+FACTOR, TABLE, SETTINGS = 2, np.array([10.0]), types.ModuleType("settings")
+SETTINGS.inner = types.ModuleType("settings.inner")
+SETTINGS.inner.shift = 0.5
+
+
+def scaled(x):
+    return x * FACTOR
+
+
+def shifted(x):
+    return scaled(x) + TABLE[0] + SETTINGS.inner.shift
+
+
+@pytest.mark.parametrize("jitted", [False, True])
+def test_what_a_function_refers_to_is_taken_where_it_is_linked(monkeypatch, jitted):
+    """A global of its own, of one it calls, an array's element or a number of a module that changes afterwards changes
+    neither `data[i]` nor batches, compiled already or not; linked again both see it."""
+    numba = pytest.importorskip("numba")
+    if jitted:
+        monkeypatch.setitem(globals(), "scaled", numba.njit(lambda x: x * FACTOR))
+    base = jl.Dataset(x=np.arange(3.0))
+    compiled, late = base.map("x", shifted), base.map("x", shifted)
+    assert (compiled[1].x, compiled[[1]].x[0]) == (12.5, 12.5)
+
+    monkeypatch.setitem(globals(), "FACTOR", 3)
+    monkeypatch.setattr(SETTINGS.inner, "shift", 0.25)
+    TABLE[0] = 20.0
+    try:
+        again = base.map("x", shifted)
+        for data, wanted in (
+            (compiled, 12.5),
+            (late, 12.5),
+            (again, 23.25),
+            (pickle.loads(pickle.dumps(again)), 23.25),
+        ):
+            assert (data[1].x, data[[1]].x[0]) == (wanted, wanted)
+    finally:
+        TABLE[0] = 10.0
+
+
+def test_a_closure_is_taken_where_it_is_linked():
+    """As a global is; stages over samples and orders of a function likewise."""
+    step = 1
+
+    def add(src, dst, key):
+        dst[0] = src[0] + step
+
+    def turned(position, count, seed, epoch):
+        return (position + step) % count
+
+    data = jl.Dataset(x=np.arange(3.0)).map("x", add)
+    order = jl.custom(turned)
+    step = 2
+    assert (data[0].x, data[:].x.tolist()) == (1.0, [1.0, 2.0, 3.0])
+    assert next(iter(jl.Loader(data, 3, order=order))).x.tolist() == [2.0, 3.0, 1.0]
+    assert next(iter(jl.Loader(data.map("x", add), 3, order=jl.custom(turned)))).x.tolist() == [5.0, 3.0, 4.0]
+
+
+def test_functions_that_are_alike_are_one():
+    """Linked again and again a function is typed and compiled once; its file and line stay its own."""
+    data = jl.Dataset(x=np.arange(3.0))
+    first, second = (data.map("x", shifted)._steps[0].bound[0].kernel for _ in range(2))
+
+    assert first is second
+    assert first is not shifted
+    assert first.__code__ is shifted.__code__
+    assert jit.original(first) is shifted

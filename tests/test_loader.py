@@ -742,3 +742,30 @@ def test_a_batch_larger_than_the_data_takes_no_more_memory():
     loader = jl.Loader(data_of(10), 10**12, shuffle=True)
     (batch,) = loader
     assert len(batch.i) == 10 and loader._pool._slots[0].rows == 10 and len(loader[0].i) == 10
+
+
+@pytest.mark.parametrize(
+    "name, value",
+    [("batch_size", 5), ("seed", 1), ("shuffle", True), ("drop_last", True), ("max_resident", 1), ("rank", 1)],
+)
+def test_a_loader_keeps_what_it_was_made_with(name, value):
+    """Setting an argument afterwards would change the next epoch by halves: it is refused, and can be read."""
+    loader = jl.Loader(jl.Dataset(x=np.arange(10)), 4)
+    before = getattr(loader, name)
+
+    with pytest.raises(AttributeError, match=rf"a loader keeps its {name}: make another, as .*{name}={value!r}\)"):
+        setattr(loader, name, value)
+
+    assert getattr(loader, name) == before
+    assert getattr(pickle.loads(pickle.dumps(loader)), name) == getattr(copy.copy(loader), name) == before
+
+
+def test_names_that_do_nothing_are_refused():
+    """On what is immutable, and on rings and memories, which have few attributes that may be set."""
+    data, ring = jl.Dataset(x=np.arange(10)), jl.ring(10, x="int64")
+    memory = jl.prioritized(10)
+    for thing in (data, jl.live(ring), ring, memory, jl.Replay(ring, memory), jl.mix((data, 1)), jl.sequential):
+        with pytest.raises(AttributeError):
+            thing.seed = 5
+    memory.beta = 0.7
+    assert memory.state_dict()["beta"] == 0.7

@@ -1,5 +1,6 @@
 """Draws by priority against plain sums, and the ring against a deque."""
 
+import base64
 import copy
 import json
 import math
@@ -28,6 +29,11 @@ def filled(shares, **options):
     return memory
 
 
+def shares_of(memory):
+    """The shares in a memory's state, which is plain values."""
+    return np.frombuffer(base64.b64decode(memory.state_dict()["shares"]), "<f8")
+
+
 # ---------------------------------------------------------------------------------------------------------------------
 # Draws by priority
 
@@ -46,7 +52,7 @@ def test_the_tree_sums_what_was_set(capacity, alpha, data):
 
     assert memory.total == pytest.approx(math.fsum(shares), rel=1e-14)
     assert memory._least[-1] == min(shares[shares > 0], default=math.inf)
-    np.testing.assert_array_equal(memory.state_dict()["shares"], shares)
+    np.testing.assert_array_equal(shares_of(memory), shares)
 
 
 @quick
@@ -134,7 +140,7 @@ def test_new_rows_have_the_highest_priority():
     memory.update([0], [1.0])
     memory.add([1, 2])
 
-    assert memory.state_dict()["shares"][:4].tolist() == [1.0, 4.0, 4.0, 0.0]
+    assert shares_of(memory)[:4].tolist() == [1.0, 4.0, 4.0, 0.0]
 
 
 def test_weights_fall_with_beta():
@@ -155,7 +161,7 @@ def test_alpha_zero_draws_all_rows_alike():
 
     memory.update([0, 1, 2], [5.0, 0.1, 0.0])
 
-    assert memory.state_dict()["shares"].tolist() == [1.0, 1.0, 0.0, 0.0]
+    assert shares_of(memory).tolist() == [1.0, 1.0, 0.0, 0.0]
 
 
 @pytest.mark.parametrize(
@@ -233,9 +239,10 @@ def test_batches_are_not_overwritten():
         lambda m: pickle.loads(pickle.dumps(m)),
         copy.deepcopy,
         lambda m: _loaded(m.state_dict()),
-        lambda m: _loaded(json.loads(json.dumps(m.state_dict() | {"shares": m.state_dict()["shares"].tolist()}))),
+        lambda m: _loaded(json.loads(json.dumps(m.state_dict()))),
+        lambda m: _loaded(m.state_dict() | {"shares": shares_of(m).tolist()}),
     ],
-    ids=["pickle", "deepcopy", "state", "json"],
+    ids=["pickle", "deepcopy", "state", "json", "list"],
 )
 def test_a_copy_goes_on_alike(clone):
     """A copy draws what the original draws, now and after the same updates, with the same bits."""
@@ -276,6 +283,7 @@ def _loaded(state):
         ({"shares": [1.0, 2.0, -1.0]}, "the state is damaged"),
         ({"shares": [1.0, 2.0, math.nan]}, "the state is damaged"),
         ({"shares": "all"}, "the state is damaged"),
+        ({"shares": "AAAA"}, "the state is damaged"),
         ({"step": 1.5}, "the state is damaged"),
         ({"beta": -1.0}, "the state is damaged"),
     ],
@@ -333,7 +341,7 @@ def test_threads_may_share_a_memory():
         thread.join()
 
     assert not errors
-    assert memory.total == pytest.approx(math.fsum(memory.state_dict()["shares"]), rel=1e-13)
+    assert memory.total == pytest.approx(math.fsum(shares_of(memory)), rel=1e-13)
     assert memory.state_dict()["step"] == 400
 
 
@@ -464,8 +472,13 @@ def test_readers_see_whole_rows():
         (lambda: ring().append(a=1, b=1.0), ValueError, r"field b: rows are \(2,\), not \(\)"),
         (lambda: ring().append(a=256, b=[1, 2]), ValueError, "field a: 256 does not fit uint8"),
         (lambda: ring().append(a=-1, b=[1, 2]), ValueError, "field a: -1 does not fit uint8"),
-        (lambda: ring().append(a=0.5, b=[1, 2]), TypeError, "field a: float64 does not go into uint8"),
-        (lambda: ring().append(a=1, b=["x", "y"]), TypeError, "field b: <U1 does not go into float32"),
+        (lambda: ring().append(a=0.5, b=[1, 2]), TypeError, r"field a: 0.5 \(float64\) does not go into uint8"),
+        (lambda: ring().append(a=1, b=["x", "y"]), TypeError, r"field b: 'x' \(<U1\) does not go into float32"),
+        (lambda: ring().append(a=1, b=[1, -1e300]), ValueError, r"field b: -1e\+300 does not fit float32"),
+        (lambda: Ring(3, x="float16").append(x=70000), ValueError, "field x: 70000 does not fit float16"),
+        (lambda: Ring(3, x="U3").append(x="longer"), ValueError, "field x: 'longer' does not fit <U3"),
+        (lambda: Ring(3, x="U3").append(x=1), TypeError, r"field x: 1 \(int64\) does not go into <U3"),
+        (lambda: Ring(3, x="U3").append(x=b"\xff"), ValueError, "is not ASCII, which <U3 asks for"),
         (lambda: ring().extend(a=1, b=[[1, 2]]), ValueError, "field a: rows are"),
         (lambda: ring().extend(a=[1], b=np.zeros((2, 2))), ValueError, "fields of different lengths: a 1, b 2"),
         (lambda: ring().rows([0]), IndexError, "row 0 of an empty ring"),
@@ -485,6 +498,15 @@ def ring(count=0):
     ring = Ring(3, a="uint8", b=("float32", 2))
     ring.extend(a=np.arange(count), b=np.zeros((count, 2)))
     return ring
+
+
+def test_infinite_and_short_values_go_in():
+    """What a dtype holds is no error: inf and NaN, a number that is rounded, and short text of a wider dtype."""
+    own = Ring(4, x="float32", s="U3")
+    own.extend(x=[np.inf, np.nan, 1e-300, 3.4e38], s=np.array(["a", "bcd", "", "e"], "U9"))
+
+    np.testing.assert_array_equal(own.fields["x"], np.array([np.inf, np.nan, 0, 3.4e38], "float32"))
+    assert own.fields["s"].tolist() == ["a", "bcd", "", "e"]
 
 
 def test_a_refused_row_leaves_no_trace():

@@ -123,6 +123,15 @@ def test_refused_by_the_first():
         )
 
 
+@pytest.mark.parametrize("dtype", ["int16", ">i2"])
+def test_a_fill_value_that_is_refused_is_told(dtype):
+    """As it was given, whatever bits carry it."""
+    data = jl.Dataset(x=np.ones((3, 4), dtype)).map("x", st.pad(((0, 1),), value=300), st.lookup(np.arange(10.0)))
+
+    with pytest.raises(jl.PipelineError, match="^the fill value 300 of a padded stage cannot pass the value stages"):
+        data[[0]]
+
+
 def test_names_do_not_collide():
     """However many loops a chain needs, their variables are no names of the functions that it calls."""
     code = Source()

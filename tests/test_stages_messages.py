@@ -19,6 +19,7 @@ NARROW = "takes floats, or integers of at most 32 bits"
 
 ARGUMENTS = [
     (lambda: st.pad(-1), ValueError, "pad: padding must be a whole number of at least 0, got -1"),
+    (lambda: st.pad_rows(0), ValueError, "pad_rows: length must be a whole number of at least 1, got 0"),
     (lambda: st.pad((1, 2)), ValueError, "pad: padding must be a number, or (before, after) for each axis, got (1, 2)"),
     (lambda: st.pad(((1, -2),)), ValueError, "pad: padding must be a whole number of at least 0, got -2"),
     (lambda: st.random_crop(4, -1), ValueError, "random_crop: padding must be a whole number of at least 0, got -1"),
@@ -99,6 +100,7 @@ def test_arguments(make, kind, text):
 
 MISFITS = [
     (st.pad(((1, 1),)), IMAGE, "pad(((1, 1),)) takes samples of 1 axes"),
+    (st.pad_rows(2), IMAGE, "pad_rows(2) takes ragged rows, whose first axis varies"),
     (st.pad(2), SERIES[:, :, :, None, None], f"pad(2) takes {LAYOUTS}"),
     (st.pad(1, value=256), IMAGE, "pad(1) puts in 256, which uint8 cannot hold"),
     (st.pad(1, value=np.nan), LONG, "pad(1) puts in nan, which int64 cannot hold"),

@@ -210,7 +210,7 @@ def misfit(i: int, **change: Any) -> dict[str, Any]:
             "write: row 5, field x: shape (3,) expected, got (2,): give x=('float64', (None, ...)) where rows vary",
         ),
         ({"x": [[1, 2, 3]] * 2}, "write: row 5, field x: shape (3,) expected, got (2, 3)"),
-        ({"t": [1.5]}, "write: row 5, field t: float64 does not go into int32"),
+        ({"t": [1.5]}, "write: row 5, field t: 1.5 (float64) does not go into int32"),
         ({"t": [2**40]}, "write: row 5, field t: 1099511627776 does not fit int32"),
         ({"t": 3}, "write: row 5, field t: shape (None,) expected, got ()"),
         ({"x": None}, "write: row 5, field x: numbers or text expected, got a NoneType"),
@@ -275,7 +275,7 @@ def test_an_error_names_the_row(tmp_path: Path) -> None:
         (
             lambda d: jl.write(d, ["ab", "abc"], x="U2"),
             PipelineError,
-            "write: row 1, field x: text of <U3 does not fit <U2",
+            "write: row 1, field x: 'abc' does not fit <U2",
         ),
         (lambda d: jl.write(d, [1], y="i4", x="i4"), ValueError, "write: spec of a field 'y'; rows have x"),
         (lambda d: jl.write(d, [{"x": 1}], y="i4"), ValueError, "write: spec of a field 'y'; rows have x"),

@@ -164,7 +164,7 @@ class _Fuser(Writer):
         add(f"o{m} = 0; t{m} = 1; lo{m} = {low}; hi{m} = {high}")
         if samples.fill is not None:
             add(f"lo{m} = min(max(lo{m}, 0), {axis.n}); hi{m} = max(min(hi{m}, {axis.n}), lo{m})")
-            flow.fill = outside(flow, samples.fill), 0
+            flow.fill = outside(flow, samples.fill), 0, samples.fill
 
     # -- steps --------------------------------------------------------------------------------------------------------
 
@@ -392,7 +392,7 @@ class _Fuser(Writer):
             flow.axes = [flow.axes[k] for k in order] + behind
             flow.values = [v._replace(arrays=tuple(e.transpose(order) for e in v.arrays)) for v in flow.values]
         if bound.fill is not None:
-            flow.fill = outside(flow, bound.fill), len(flow.values)
+            flow.fill = outside(flow, bound.fill), len(flow.values), bound.fill
         if bound.touches:
             self._place(flow, bound, number, key, step.fields[which])
         return flow

@@ -58,7 +58,7 @@ class Flow:
         self.logical = dtype  # what the bits mean to the user, where that is not the dtype that carries them
         self.axes = [Axis(n, s) for n, s in zip(shape, strides, strict=True)]
         self.values: list[Value] = []
-        self.fill: tuple[Any, int] | None = None  # the value outside, and how many value stages come before it
+        self.fill: tuple[Any, int, Any] | None = None  # the value outside, how many value stages come before it, and as given
         self.shape: tuple[int, ...] | None = None  # after a reshape
         self.names: list[str] = []  # of the stages that are pending
         self.loose = False  # the numbers lie at any byte: read one by one, never as an array of their dtype
@@ -373,13 +373,13 @@ def _fills(flow: Flow, rank: int, arrays: list[list[np.ndarray]]) -> np.ndarray 
     """Give the values outside the source, after the value stages that follow: an array that broadcasts."""
     if flow.fill is None:
         return None
-    start, skip = flow.fill
+    start, skip, given = flow.fill
     rest = flow.values[skip:]
     if not rest:
         return np.full((1,) * rank, start)
     result = _evaluate(rest, arrays[skip:], np.full(1, start, start.dtype), start.dtype)
     if result is None:
-        raise PipelineError(f"the fill value {start} of a padded stage cannot pass the value stages after it")
+        raise PipelineError(f"the fill value {given} of a padded stage cannot pass the value stages after it")
     found = result[..., 0]
     return found.reshape((1,) * (rank - found.ndim) + found.shape)
 

@@ -8,6 +8,7 @@ import functools
 import hashlib
 import os
 import types
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -31,9 +32,9 @@ def plain_function(value: Any) -> Any:
     return getattr(value, "py_func", value)  # a Numba dispatcher knows its Python function
 
 
-def _foreign(module: types.ModuleType) -> bool:
-    """Whether a module's functions are known to Numba by themselves."""
-    return module.__name__.partition(".")[0] in ("numpy", "math", "numba", "builtins", "operator", "cmath", "random")
+def _foreign(module: str) -> bool:
+    """Whether the functions of a module are known to Numba by themselves."""
+    return module.partition(".")[0] in ("numpy", "math", "numba", "builtins", "operator", "cmath", "random")
 
 
 def codes(code: types.CodeType) -> list[types.CodeType]:
@@ -49,16 +50,99 @@ def _names(function: Any) -> dict[str, Any]:
         for name in code.co_names:
             if name in function.__globals__:
                 found[name] = function.__globals__[name]
-    modules = [m for m in found.values() if isinstance(m, types.ModuleType) and not _foreign(m)]
-    for module in modules:
-        for code in codes(function.__code__):
-            for name in code.co_names:
-                if hasattr(module, name):
-                    found[f"{module.__name__}.{name}"] = getattr(module, name)
+    modules = [m for m in found.values() if isinstance(m, types.ModuleType)]
+    for module in modules:  # which grows by the modules in them
+        for name, value in _attributes(module, function):
+            if f"{module.__name__}.{name}" not in found:
+                found[f"{module.__name__}.{name}"] = value
+                if isinstance(value, types.ModuleType):
+                    modules.append(value)
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         with contextlib.suppress(ValueError):  # an empty cell
             found[name] = cell.cell_contents
     return found
+
+
+def _attributes(module: types.ModuleType, function: types.FunctionType) -> list[tuple[str, Any]]:
+    """Give what a function may read of a module, by name: any attribute that its code names."""
+    if _foreign(module.__name__):
+        return []
+    names = [name for code in codes(function.__code__) for name in code.co_names]
+    return [(name, getattr(module, name)) for name in names if hasattr(module, name)]
+
+
+# -- as it is now -----------------------------------------------------------------------------------------------------
+
+
+class _Frozen(types.ModuleType):
+    """What a function reads of a module, as it was."""
+
+    def __repr__(self) -> str:
+        return f"<module {self.__name__!r} at {id(self):#x}>"  # Numba takes modules of one text for one
+
+
+_captured: weakref.WeakValueDictionary[Any, Any] = weakref.WeakValueDictionary()
+_originals: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+
+
+def captured(function: Callable[..., Any]) -> Any:
+    """Give a user's function over what its globals, closure and modules hold now: what is set later changes nothing.
+
+    So plain Python and a kernel, compiled at any time, compute alike. Numba remembers a function by the object, and the
+    globals it had: one whose globals changed must be another object. Functions alike, with all they refer to, are one.
+    """
+    plain = plain_function(function)
+    if not isinstance(plain, types.FunctionType) or ours(plain) or plain in _originals:
+        return plain
+    place = plain.__code__.co_filename, plain.__code__.co_firstlineno, plain.__qualname__, plain.__module__
+    key = (*place, fingerprint(plain))
+    found = _captured.get(key)
+    if found is None:
+        found = _captured[key] = _frozen(plain, plain, {})
+        _originals[found] = plain
+    return found
+
+
+def original(function: Any) -> Any:
+    """Give the function that was captured, None for any other."""
+    return _originals.get(function) if isinstance(function, types.FunctionType) else None
+
+
+def _frozen(value: Any, reader: types.FunctionType, made: dict[Any, Any]) -> Any:
+    """Give a value that a function reads, apart from what may change it; `made` are those given so far."""
+    if id(value) in made:
+        return made[id(value)]
+    if isinstance(value, types.FunctionType) and not ours(value) and not _foreign(str(value.__module__)):
+        cells = tuple(types.CellType() for _ in value.__closure__ or ())
+        scope: dict[str, Any] = {k: value.__globals__.get(k) for k in ("__builtins__", "__name__", "__file__")}
+        new = made[id(value)] = types.FunctionType(value.__code__, scope, value.__name__, None, cells)
+        functools.update_wrapper(new, value)
+        new.__kwdefaults__ = value.__kwdefaults__
+        new.__defaults__ = _frozen(value.__defaults__, value, made)
+        for name in {name for code in codes(value.__code__) for name in code.co_names} & value.__globals__.keys():
+            scope[name] = _frozen(value.__globals__[name], value, made)
+        for cell, old in zip(cells, value.__closure__ or (), strict=True):
+            with contextlib.suppress(ValueError):  # an empty cell
+                cell.cell_contents = _frozen(old.cell_contents, value, made)
+        return new
+    if type(value).__name__ == "CPUDispatcher":  # compiled once, with the globals of that time
+        return type(value)(_frozen(value.py_func, reader, made), value.locals, value.targetoptions)
+    name = getattr(value, "__name__", "")
+    if isinstance(value, types.ModuleType) and not _foreign(name) and name.partition(".")[0] != "jitloader":
+        key = id(value), id(reader)
+        if key not in made:  # each reader names other parts of it
+            made[key] = module = made.setdefault((id(value), 0), _Frozen(name))
+            for part, attribute in _attributes(value, reader):
+                setattr(module, part, _frozen(attribute, reader, made))
+        return made[key]
+    if isinstance(value, np.ndarray):
+        made[id(value)] = value.copy()
+        made[id(value)].flags.writeable = False  # as compiled
+        return made[id(value)]
+    return tuple(_frozen(item, reader, made) for item in value) if type(value) is tuple else value
+
+
+# -- hashes -----------------------------------------------------------------------------------------------------------
 
 
 def fingerprint(*values: Any) -> str:
@@ -80,7 +164,7 @@ def _feed(digest: Any, value: Any, seen: set[int]) -> None:
             digest.update(code.co_code)
             digest.update(repr(code.co_names + code.co_varnames + code.co_freevars).encode())
             _feed(digest, [c for c in code.co_consts if not isinstance(c, types.CodeType)][_docs(code) :], seen)
-        _feed(digest, value.__defaults__, seen)
+        _feed(digest, (value.__defaults__, value.__kwdefaults__), seen)
         _feed(digest, _names(value), seen)
     elif isinstance(value, np.ndarray):
         digest.update(f"{value.dtype.str}{value.shape}".encode())

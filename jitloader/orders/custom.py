@@ -86,7 +86,7 @@ def custom(function: Callable[[int, int, int, int], int]) -> Order:
     >>> rows.tolist()
     [2, 1, 0]
     """
-    plain = _plain_function(function, "custom")
+    plain = jit.captured(_plain_function(function, "custom"))
     if _arity(plain) != 4:
         raise TypeError(
             f"custom takes a function (position, count, seed, epoch) -> row, "

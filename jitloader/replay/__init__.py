@@ -2,6 +2,6 @@
 
 from .ring import Ring as Ring
 from .ring import Snapshot as Snapshot
-from .ring import check_cast as check_cast
+from .ring import fitted as fitted
 from .ring import row_spec as row_spec
 from .tree import Prioritized as Prioritized

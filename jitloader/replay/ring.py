@@ -31,20 +31,49 @@ def row_spec(name: str, spec: Any) -> tuple[np.dtype, tuple[int | None, ...]]:
     return np.dtype(dtype), tuple(None if n is None else operator.index(n) for n in sizes)
 
 
-def check_cast(name: str, value: np.ndarray, dtype: np.dtype) -> None:
-    """Refuse values that a dtype does not hold: integers out of range and text too long by ValueError, other kinds by
-    TypeError."""
-    if np.can_cast(value.dtype, dtype, "safe") or value.size == 0:
-        return
-    if value.dtype.kind in "iu" and dtype.kind in "iu":
+def fitted(name: str, value: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """Give values that a dtype holds, cast where that may fail. Numbers out of range and text too long are refused by
+    ValueError, other kinds by TypeError; a float may be rounded, and inf and NaN pass."""
+    if value.dtype == dtype or value.size == 0:
+        return value
+    source, target = value.dtype.kind, dtype.kind
+    if source in "iu" and target in "iu":
         limits = np.iinfo(dtype)
         low, high = int(value.min()), int(value.max())
         if low < limits.min or high > limits.max:
             raise ValueError(f"field {name}: {low if low < limits.min else high} does not fit {dtype}")
-    elif not np.can_cast(value.dtype, dtype, "same_kind"):
-        raise TypeError(f"field {name}: {value.dtype} does not go into {dtype}")
-    elif dtype.kind in "SU":
-        raise ValueError(f"field {name}: text of {value.dtype} does not fit {dtype}")
+    elif source in "SU" and target in "SU":
+        return _text(name, value, dtype)
+    elif target in "SU" or not np.can_cast(value.dtype, dtype, "same_kind"):
+        raise TypeError(f"field {name}: {_first(value)} ({value.dtype}) does not go into {dtype}")
+    elif target in "fc":
+        if value.size == 1 and abs(value.item()) <= 65504:  # the largest float16; 2 us less than asking the cast
+            return value
+        try:
+            with np.errstate(over="raise"):  # asked of the cast itself: another pass over the values would cost more
+                return value.astype(dtype)
+        except FloatingPointError:
+            with np.errstate(over="ignore"):
+                wrong = np.isfinite(value) & ~np.isfinite(value.astype(dtype))
+            raise ValueError(f"field {name}: {_first(value[wrong])} does not fit {dtype}") from None
+    return value
+
+
+def _text(name: str, value: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    try:
+        cast = value.astype(dtype)
+    except UnicodeError:
+        raise ValueError(f"field {name}: {_first(value)} is not ASCII, which {dtype} asks for") from None
+    wrong = cast.astype(value.dtype) != value
+    if wrong.any():
+        raise ValueError(f"field {name}: {_first(value[wrong])} does not fit {dtype}")
+    return cast
+
+
+def _first(value: np.ndarray) -> str:
+    """Give the first of some values in a few words."""
+    told = repr(value.flat[0].item() if hasattr(value.flat[0], "item") else value.flat[0])
+    return told if len(told) <= 40 else f"{told[:37]}..."
 
 
 class Ring:
@@ -64,6 +93,8 @@ class Ring:
     >>> ring.fields["action"][ring.rows([0, 1, 2, 3])].tolist()
     [2, 3, 4, 5]
     """
+
+    __slots__ = ("_arrays", "_capacity", "_ends", "_lock", "_longer", "_written")
 
     def __init__(self, capacity: int, /, **specs: Any) -> None:
         self._capacity = operator.index(capacity)
@@ -112,8 +143,8 @@ class Ring:
     def append(self, **row: Any) -> int:
         """Write one row, a value for each field, and give its storage row.
 
-        Raises ValueError on a field that is missing, unknown or of another shape, and on an integer that does not fit,
-        TypeError on values of another kind; nothing is written then.
+        Raises ValueError on a field that is missing, unknown or of another shape, on a number out of its dtype's range
+        and on text longer than its width, TypeError on values of another kind; nothing is written then.
         """
         values = self._check({name: np.asarray(value)[None] for name, value in row.items()})
         return int(self._write(values, 1)[0])
@@ -137,7 +168,7 @@ class Ring:
             value = values[name]
             if value.ndim < 1 or value.shape[1:] != array.shape[1:]:
                 raise ValueError(f"field {name}: rows are {array.shape[1:]}, not {value.shape[1:]}")
-            check_cast(name, value, array.dtype)
+            values[name] = fitted(name, value, array.dtype)
         return values
 
     def _write(self, values: dict[str, np.ndarray], n: int) -> np.ndarray:
@@ -253,7 +284,9 @@ class Ring:
 
     def __getstate__(self) -> dict[str, Any]:
         with self._lock:  # a copy is of whole rows
-            return {k: v for k, v in self.__dict__.items() if k != "_lock"}
+            return {name: getattr(self, name) for name in self.__slots__ if name != "_lock"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, _lock=threading.Lock())
+        self._lock = threading.Lock()
+        for name, value in state.items():
+            setattr(self, name, value)

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import base64
 import math
 import operator
 import threading
@@ -190,6 +191,11 @@ class Prioritized:
     ([3, 3, 3], [1.0, 1.0, 1.0], 3.0)
     """
 
+    __slots__ = (
+        *("_alpha", "_beta", "_capacity", "_draw", "_highest", "_least", "_levels", "_limit", "_lock", "_priorities"),
+        *("_rows", "_sampler", "_seed", "_step", "_stratified", "_sums", "_updater"),
+    )
+
     def __init__(
         self, capacity: int, alpha: float = 0.6, beta: float = 0.4, seed: int = 0, *, stratified: bool = True
     ) -> None:
@@ -323,7 +329,8 @@ class Prioritized:
         return self._draw.bind(*tree, *draw, np.empty(batch_size), rows, weights), rows, weights
 
     def state_dict(self) -> dict[str, Any]:
-        """Give all that the next draws depend on; "shares" is a (capacity,) float64 array, the rest JSON-able."""
+        """Give all that the next draws depend on, as plain values for JSON: "shares", (capacity,) little-endian float64, are
+        their bytes in base64."""
         with self._lock:
             return {
                 "version": VERSION,
@@ -334,11 +341,11 @@ class Prioritized:
                 "step": self._step,
                 "stratified": self._stratified,
                 "highest": float(self._highest[0]),
-                "shares": self._sums[: self._capacity].copy(),
+                "shares": base64.b64encode(self._sums[: self._capacity].astype("<f8").tobytes()).decode(),
             }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where `state` was taken: the next draw is the one that would have come; "shares" may be a list.
+        """Go on where `state` was taken: the next draw is the one that would have come; "shares" may be an array or a list.
 
         Raises StateError, and changes nothing, where the state is of another capacity or alpha, or is damaged.
         """
@@ -351,7 +358,10 @@ class Prioritized:
             if state[name] != own:
                 raise StateError(f"the state has {name} {state[name]}, and this memory {own}")
         try:
-            shares = np.asarray(state["shares"], np.float64)
+            shares = state["shares"]
+            if isinstance(shares, str):
+                shares = np.frombuffer(base64.b64decode(shares, validate=True), "<f8")
+            shares = np.asarray(shares, np.float64)
             beta, highest = _exponent(state["beta"], "beta"), _exponent(state["highest"], "highest")
             seed, step = operator.index(state["seed"]), operator.index(state["step"])
         except (TypeError, ValueError) as error:

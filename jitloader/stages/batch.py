@@ -48,10 +48,11 @@ def batch_stage(function: Callable[..., Any] | None = None, /) -> Any:
             settled(spec, name)
             numeric(spec, name)
             writable(spec.dtype, name)
+        now = jit.captured(made)
         if not jit.disabled():
             whole = [jit.Array(s.dtype.name, len(s.shape) + 1) for s in specs]
             rows = [jit.Array(s.dtype.name, max(len(s.shape), 1)) for s in specs]
-            jit.infer(made, ("int64", *whole, *rows, "uint64"), 1 + len(specs))
-        return tuple(Bound("batch", spec, made, random=True) for spec in specs)
+            jit.infer(now, ("int64", *whole, *rows, "uint64"), 1 + len(specs))
+        return tuple(Bound("batch", spec, now, random=True) for spec in specs)
 
     return Stage(name, lambda spec: join((spec,))[0], True, source_of(made), join)

@@ -106,16 +106,16 @@ def pad_rows(
     >>> data[[0, 1]].t.tolist(), data[[0, 1]].mask.sum(axis=1).tolist()
     ([[1, 2, 0], [3, 0, 0]], [2, 1])
     """
-    n = whole(length, "pad", "length", 1)
+    n = whole(length, "pad_rows", "length", 1)
 
     def bind(spec: Spec) -> Bound:
-        _ragged(spec, f"pad({n})")
+        _ragged(spec, f"pad_rows({n})")
         made = Spec(spec.dtype, (n, *spec.shape[1:]))
         beside = tuple((k, b) for k, b in _beside(mask, lengths, n))
         kernel = _behind_to if front else _cut_start
-        return Bound("index", made, kernel, (n,), touches=(0,), fill=held(value, spec, f"pad({n})"), valid=_fits, beside=beside)
+        return Bound("index", made, kernel, (n,), touches=(0,), fill=held(value, spec, f"pad_rows({n})"), valid=_fits, beside=beside)
 
-    return Stage(f"pad({n})", bind)
+    return Stage(f"pad_rows({n})", bind)
 
 
 def pad_to_longest(

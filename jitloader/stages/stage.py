@@ -199,9 +199,11 @@ def elementwise(function: Kernel | None = None, /, *, dtype: Any = None) -> Any:
 
     The number comes as a Python int, float (float64) or bool. Where `dtype` is not given it is the field's own if the
     function gives a number of the same kind, float32 for a float from an integer, else what the function gives. Values
-    that the function needs are taken from its closure or its globals and compiled in. A function of two or three numbers
+    that the function needs are taken from its closure or its globals, as they are on the line that links it: what is set
+    later counts where it is linked again. A function of two or three numbers
     takes as many fields of one shape: `data.map(("a", "b"), f)`. Those of Python and NumPy (`math.sqrt`, `np.exp`) will do. Linking it raises PipelineError where Numba cannot type
-    it; a result that does not fit an integer dtype is a PipelineError naming the row.
+    it; a result that does not fit an integer dtype is a PipelineError naming the row; integers past 64 bits wrap,
+    and `//` and `%` by a plain number take a uint64 above 2**63 as signed.
 
     >>> import numpy as np, jitloader as jl
     >>> @jl.elementwise
@@ -219,7 +221,7 @@ def elementwise(function: Kernel | None = None, /, *, dtype: Any = None) -> Any:
     fixed = None if dtype is None else writable(np.dtype(dtype), name)
     written = source_of(function)
 
-    def out(specs: tuple[Spec, ...]) -> Spec:
+    def out(function: Kernel, specs: tuple[Spec, ...]) -> Spec:
         for spec in specs:
             numeric(spec, name)
         given = np.dtype(jit.infer(function, tuple(wide(s.dtype) for s in specs)).replace("none", "O"))
@@ -232,13 +234,18 @@ def elementwise(function: Kernel | None = None, /, *, dtype: Any = None) -> Any:
             return spec
         return Spec(np.dtype(np.float32) if given.kind == "f" else given, spec.shape)
 
+    def bind(spec: Spec) -> Bound:
+        now = jit.captured(function)
+        return Bound("value", out(now, (spec,)), now)
+
     if arity(function) == 1:
-        return Stage(name, lambda spec: Bound("value", out((spec,)), function), True, written)
+        return Stage(name, bind, True, written)
 
     def join(specs: tuple[Spec, ...]) -> tuple[Bound, ...]:
         if len(specs) != arity(function) or len({s.shape for s in specs}) > 1 or specs[0].ragged:
             raise Misfit(f"{name} takes {arity(function)} fields of one shape")
-        return (Bound("sample", out(specs), _over(function, tuple(s.dtype for s in specs))),)
+        now = jit.captured(function)
+        return (Bound("sample", out(now, specs), _over(now, tuple(s.dtype for s in specs))),)
 
     return Stage(name, _alone(name, arity(function)), True, written, join)
 
@@ -278,6 +285,11 @@ def stage(
     or `out(spec) -> Spec` computes them. With `inputs=2` (or more) the function takes as many sources, then its targets,
     then the key; `out` gets all specs and gives a Spec for each target.
 
+    Compiled integers have 64 bits, whatever the dtype of `src`; past them they wrap, and a `dst` that is smaller keeps
+    the low bits, both without an error. Of a uint64 above 2**63, `//` and `%` by a plain number take the bits as signed.
+    Plain Python (`data[i]`) computes with NumPy's numbers, which wrap at the dtype of `src` or raise: `int(src[i])` is
+    wide in both, and `loader.check()` tells where they differ. Globals and closures are taken as `elementwise` does.
+
     >>> import numpy as np, jitloader as jl
     >>> @jl.stage(shape=(2,))
     ... def ends(src, dst, key):
@@ -315,12 +327,13 @@ def stage(
             specs = tuple(Spec(s.dtype if kind is None else kind, s.shape if size is None else size) for s in kept)
         if any(s.ragged for s in specs):
             raise Misfit(
-                f"{name} makes samples of one shape: give shape=, or close ragged rows by pad(length) before it"
+                f"{name} makes samples of one shape: give shape=, or close ragged rows by pad_rows(length) before it"
             )
+        now = jit.captured(function)
         if not jit.disabled():
             arrays = [jit.Array(s.dtype.name, max(len(s.shape), 1)) for s in (*sources, *specs)]
-            jit.infer(function, (*arrays, "uint64"), len(sources))
-        return tuple(Bound("sample", s, function, random=draws(function)) for s in specs)
+            jit.infer(now, (*arrays, "uint64"), len(sources))
+        return tuple(Bound("sample", s, now, random=draws(now)) for s in specs)
 
     written = source_of(function)
     if inputs == 1:
