@@ -940,7 +940,8 @@ def _watches(sources: Mapping[str, Samples], steps: Sequence[Step] = ()) -> tupl
 
 def _told(step: Step) -> tuple[Any, ...]:
     """Tell what a step does: steps that are told alike do the same."""
-    return step.stage.name, step.outputs, step.salt, jit.fingerprint(step.stage.bind, step.stage.join, [bound.kernel for bound in step.bound])
+    kernels = [bound.kernel for bound in step.bound]
+    return step.stage.name, step.outputs, step.salt, jit.fingerprint(step.stage.bind, step.stage.join, kernels)
 
 
 def _names(given: Any, told: str) -> tuple[str, ...]:
