@@ -17,7 +17,7 @@ from ..stages import Bound, Step
 from .lookups import measure, reach
 from .nest import Axis, Flow, Value, combinations, fixed, flush, outside, widened
 from .program import Later, Output, Program
-from .rows import Chain, Writer
+from .rows import Recipe, Writer
 
 
 def compose(
@@ -32,22 +32,22 @@ def compose(
 ) -> Program:
     """Write the program that fills batches of these fields, and of the row numbers under the name `rows` where given.
 
-    The rest is what a `Chain` holds.
+    The rest is what a `Recipe` holds.
     """
-    chain = Chain(sources, tuple(steps), order, tuple(order_params), count, base)
-    made = _Fuser(chain, fields, rows)
+    recipe = Recipe(sources, tuple(steps), order, tuple(order_params), count, base)
+    made = _Fuser(recipe, fields, rows)
     program, grounds = made.program(), residency.grounds(made.sources)
     if not grounds:
         return program
     # Written when it is asked for: files that are in memory already need none.
-    return program._replace(grounds=grounds, reach=Later(lambda: reach(chain, fields)))
+    return program._replace(grounds=grounds, reach=Later(lambda: reach(recipe, fields)))
 
 
 class _Fuser(Writer):
     """The program that fills batches, and how far each field has come."""
 
-    def __init__(self, chain: Chain, fields: Sequence[str], rows: str) -> None:
-        super().__init__(chain, fields)
+    def __init__(self, recipe: Recipe, fields: Sequence[str], rows: str) -> None:
+        super().__init__(recipe, fields)
         self.fields = fields
         self.flows: dict[str, Flow] = {}
         self.done: set[str] = set()  # outputs that a stage wrote by itself
@@ -87,7 +87,7 @@ class _Fuser(Writer):
         with self.rows():
             self._prefetch()
             if self.row_numbers:
-                start = f" + {code.argument(self.chain.base)}" if self.chain.base else ""
+                start = f" + {code.argument(self.recipe.base)}" if self.recipe.base else ""
                 add(f"out{self.at[self.row_numbers]}[place + done + j] = r{start}")
             if any(b.random for k in self.active for b in self.steps[k].bound):
                 add("sample = subkey(key, r)")
@@ -107,7 +107,7 @@ class _Fuser(Writer):
             names += [f"out{k}"] if output.form == "fixed" else [f"out{k}", f"starts{k}", f"extents{k}"]
         varied = sorted({o.lengths for o in self.outputs if o.form != "fixed"})
         made = self.finish(names, self.outputs)
-        return made._replace(measure=measure(self.chain, self.fields, varied)) if varied else made
+        return made._replace(measure=measure(self.recipe, self.fields, varied)) if varied else made
 
     # -- reading ------------------------------------------------------------------------------------------------------
 
@@ -230,7 +230,7 @@ class _Fuser(Writer):
         add(f"{known} = r; r = randint({key}, 0, {self.count}); error[1] = r")
         self.partner = code.fresh("_p")
         add(f"sample{self.partner} = sample; sample = subkey(key, r)")
-        needed, ahead = self.chain.needed(step.fields, number)
+        needed, ahead = self.recipe.needed(step.fields, number)
         self.flows = {name: self._read(name, s) for name, s in self.sources.items() if name in needed}
         for k in ahead:
             with code.of_step(k):

@@ -7,18 +7,18 @@ from collections.abc import Sequence
 from .. import residency
 from ..samples import Samples
 from .program import Program
-from .rows import Chain, Writer
+from .rows import Recipe, Writer
 
 
-def measure(chain: Chain, fields: Sequence[str], names: Sequence[str]) -> Program:
+def measure(recipe: Recipe, fields: Sequence[str], names: Sequence[str]) -> Program:
     """Write the program that gives, for these fields to come out, the length of each row of those named."""
-    return _Lengths(chain, fields).program(names)
+    return _Lengths(recipe, fields).program(names)
 
 
-def reach(chain: Chain, fields: Sequence[str]) -> Program:
+def reach(recipe: Recipe, fields: Sequence[str]) -> Program:
     """Write the program that tells where each row, and any partner of it, lies: for each field over a file the address of
     the first byte and of the one after the last, both left as they are where nothing is read."""
-    return _Reach(chain, fields).program()
+    return _Reach(recipe, fields).program()
 
 
 class _Lengths(Writer):
@@ -62,7 +62,7 @@ class _Reach(Writer):
             key = f"subkey(subkey(key, r), {self.steps[number].salt})"
             add(f"{own} = r; r = randint({key}, 0, {self.count})")
             self.partner = code.fresh("_p")
-            needed, ahead = self.chain.needed(self.steps[number].fields, number)
+            needed, ahead = self.recipe.needed(self.steps[number].fields, number)
             self._touch(ahead, needed)
             self.partner = outer
             add(f"r = {own}")

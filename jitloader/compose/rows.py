@@ -16,7 +16,7 @@ from .program import BLOCK, FIXED, Output, Program
 from .source import Source
 
 
-class Chain(NamedTuple):
+class Recipe(NamedTuple):
     """What programs are written from: sources, steps, and the order that gives rows for positions.
 
     `total` is the number of samples, against which each row is checked. With `base`, the data are one source of several:
@@ -43,14 +43,14 @@ class Chain(NamedTuple):
 class Writer:
     """A program while it is written."""
 
-    def __init__(self, chain: Chain, fields: Sequence[str]) -> None:
-        self.chain, self.steps = chain, chain.steps
-        needed, self.active = chain.needed(fields)
-        self.sources = {n: s for n, s in chain.sources.items() if n in needed}
+    def __init__(self, recipe: Recipe, fields: Sequence[str]) -> None:
+        self.recipe, self.steps = recipe, recipe.steps
+        needed, self.active = recipe.needed(fields)
+        self.sources = {n: s for n, s in recipe.sources.items() if n in needed}
         self.suffix = {name: f"_{k}" for k, name in enumerate(self.sources)}  # of a field's variables
         self.partner = ""  # what the names of a partner's row end in, while it is written
         self.code = Source()
-        self.count = self.code.argument(chain.total)
+        self.count = self.code.argument(recipe.total)
         self.tables: dict[int, list[str]] = {}
 
     @contextmanager
@@ -64,7 +64,7 @@ class Writer:
                 add("return 2")
             with block("for j in range(m):"):
                 add("r = rows[j]")
-                if self.chain.base is not None:
+                if self.recipe.base is not None:
                     with block("if r < 0:"):
                         add("continue")
                 add("error[1] = r; error[3] = done + j")
@@ -82,8 +82,8 @@ class Writer:
             source=text,
             function=function,
             outputs=tuple(outputs),
-            find=self.chain.find,
-            order=self.chain.order,
+            find=self.recipe.find,
+            order=self.recipe.order,
             arguments=tuple(code.arguments),
             scratch=tuple(code.scratch),
             owners=tuple(code.owners),
