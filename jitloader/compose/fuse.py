@@ -136,7 +136,8 @@ class _Fuser(Writer):
                     with code.block(f"for x in range(0, {end}, {line}):"):
                         code.add(f"prefetch({flat}, {base} + x)")
                     continue
-                for x in range(0, min(nbytes, 512) // samples.carrier.itemsize, line):
+                items = min(nbytes, 512) // samples.carrier.itemsize
+                for x in sorted({*range(0, items, line), items - 1}):  # the last: few rows begin with a cache line
                     code.add(f"prefetch({flat}, {base} + {x})")
 
     def _read(self, name: str, samples: Samples) -> Flow:
