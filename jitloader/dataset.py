@@ -9,12 +9,12 @@ import math
 import numbers
 import operator
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from . import batches, blame, compose, frames, jit, kept, passes, pickling, python, rng, storage
+from . import batches, blame, compose, frames, jit, kept, linking, passes, pickling, python, rng, storage
 from .bars import bar
 from .compose import decoded
 from .errors import PipelineError
@@ -26,7 +26,7 @@ from .ranks import whole_number
 from .rng import epoch_key
 from .samples import Rows, Samples, as_indices, join, records
 from .spec import Spec
-from .stages import Bound, Misfit, Stage, Step, as_stage, cast
+from .stages import Stage, Step, as_stage, cast
 from .stages.stage import caller
 from .windows import refuse_nan
 
@@ -64,7 +64,7 @@ class Dataset:
             raise ValueError("a data set needs at least one field, as Dataset(image=array)")
         sources = {}
         for name, value in given.items():
-            check_name(name)
+            linking.check_name(name)
             if isinstance(value, Dataset):
                 raise TypeError(f"field {name!r} is a Dataset: join the fields of two by zip")
             if isinstance(value, (str, os.PathLike)):
@@ -191,23 +191,22 @@ class Dataset:
             if stages or to is not None:
                 raise TypeError("map takes a dict {field: stage} alone, as map({'image': a, 'mask': b})")
             return self._together(fields)
-        names = _names(fields, "map takes the name of a field, or several")
+        names = linking.names_of(fields, "map takes the name of a field, or several")
         if not stages:
             raise ValueError("map takes at least one stage, as map('x', jl.clip(0, 1))")
         for name in names:
             self._check_field(name)
         if len(set(names)) != len(names) or not names:
             raise ValueError(f"map takes one field or several different ones, got {fields!r}")
-        given = () if to is None else _names(to, "to= takes the name of a field, or several")
+        given = () if to is None else linking.names_of(to, "to= takes the name of a field, or several")
         for name in given:
-            check_name(name)
+            linking.check_name(name)
         data = self
         for value in stages:
             made = as_stage(value)
             made = made if made.where else made._replace(where=caller())
-            if given and made.join is None:
-                raise ValueError(f"to= is for a stage over several fields; {made.name!r} takes one at a time")
-            step = data._joined(made, names, given) if made.join is not None else data._linked(made, names)
+            link = linking.joined if made.join is not None else linking.linked
+            step = link(made, names, given, data.spec, len(data._steps), data._salt)
             if step.bound[0].kind == "batch":
                 data = data._mixed(step)
                 continue
@@ -229,7 +228,7 @@ class Dataset:
             key: value if isinstance(value, (list, tuple)) and not isinstance(value, Stage) else (value,)
             for key, value in table.items()
         }
-        names = [name for key in chains for name in _names(key, "a dict given to map has names of fields as keys")]
+        names = [name for key in chains for name in linking.names_of(key, "a dict given to map has names of fields as keys")]
         if len(set(names)) != len(names) or not all(chains.values()):
             raise ValueError(f"map takes a dict {{field: stage}} with each field once, got {list(table)}")
         data = self
@@ -269,59 +268,6 @@ class Dataset:
     def _check_field(self, name: str) -> None:
         if name not in self._fields:
             raise KeyError(f"no field {name!r}: there are {', '.join(self._fields)}")
-
-    def _linked(self, made: Stage, names: tuple[str, ...]) -> Step:
-        """Check a stage against each of some fields."""
-        specs, before, bound = self.spec, [], []
-        beside: list[tuple[str, Bound]] = []
-        for name in names:
-            spec, ready = self._bind(made, name, specs[name])
-            before.append(spec)
-            bound.append(ready)
-            for place, (other, told) in enumerate(ready.beside):
-                check_name(other)
-                if name != names[0] and beside[place][0] == other:
-                    continue  # of several fields padded alike there is one mask
-                if other in self._fields or other in [known for known, _ in beside]:
-                    raise PipelineError(f"stage {len(self._steps)} {made.name!r}: there is a field {other!r} already")
-                beside.append((other, told))
-        outputs = (*names, *(other for other, _ in beside))
-        return Step(made, names, self._salt, tuple(before), (*bound, *(told for _, told in beside)), outputs)
-
-    def _joined(self, made: Stage, names: tuple[str, ...], to: tuple[str, ...]) -> Step:
-        """Check a stage over several fields at once."""
-        specs = tuple(decoded(self.spec[name]) for name in names)
-        where = f"stage {len(self._steps)} {made.name!r} on field{'s' * (len(names) > 1)} {', '.join(map(repr, names))}"
-        came = ", ".join(map(str, specs))
-        assert made.join is not None
-        try:
-            bound = made.join(specs)
-        except Misfit as misfit:
-            raise PipelineError(f"{where}: {misfit}; got {came} [{made.where}]") from None
-        except jit.CompileError as error:
-            raise PipelineError(f"{where}: {error.what}; got {came} [{error.where or made.where}]") from None
-        outputs = to or names[: len(bound)]
-        if len(outputs) != len(bound):
-            raise PipelineError(f"{where} makes {len(bound)} field(s): name them by to=, got {to or names}")
-        return Step(made, names, self._salt, specs, bound, outputs, joint=True)
-
-    def _bind(self, made: Stage, name: str, spec: Spec) -> tuple[Spec, Bound]:
-        """Check a stage against a spec; where it computes, bits that no kernel computes with are decoded for it first."""
-        seen = decoded(spec)
-        try:
-            if seen != spec:
-                with contextlib.suppress(Misfit):
-                    ready = made.bind(spec)
-                    if ready.kind in ("index", "shape"):
-                        return spec, ready
-            return seen, made.bind(seen)
-        except Misfit as misfit:
-            reason, where = str(misfit), made.where
-        except jit.CompileError as error:
-            unfit = "" if isinstance(error, jit.Refused) else f"cannot take {spec.dtype}: "
-            reason, where = unfit + error.what, error.where or made.where
-        number = len(self._steps)
-        raise PipelineError(f"stage {number} {made.name!r} on field {name!r}: {reason}; got {spec} [{where}]") from None
 
     def apply(self, function: Callable[..., Any]) -> Dataset:
         """Link any Python function of a whole batch, run in the background thread: `function(batch)` gives the batch.
@@ -487,7 +433,7 @@ class Dataset:
             other._refuse_python("concat")
             if self._fields != other._fields:
                 raise ValueError(f"concat: fields differ: {', '.join(self._fields)} and {', '.join(other._fields)}")
-            if [_told(step) for step in self._steps] != [_told(step) for step in other._steps]:
+            if [linking.told(step) for step in self._steps] != [linking.told(step) for step in other._steps]:
                 raise ValueError("concat: the stages of the two differ: concat first, then map")
         every = (self, *others)
         new = self._with({name: join([data._sources[name] for data in every], name) for name in self._sources})
@@ -893,12 +839,6 @@ def _open(path: Any, name: str) -> np.ndarray | storage.Column:
         raise type(error)(f"field {name!r}: {error}") from None
 
 
-def check_name(name: str) -> None:
-    """Refuse a field name that is not a string of at least one character."""
-    if not isinstance(name, str) or not name:
-        raise TypeError(f"a field name is a string of at least one character, got {name!r}")
-
-
 def _restored(
     sources: dict[str, Samples], steps: tuple[Step, ...], fields: tuple[str, ...], made: tuple[Any, ...], drawn: int
 ) -> Dataset:
@@ -936,22 +876,6 @@ def _watches(sources: Mapping[str, Samples], steps: Sequence[Step] = ()) -> tupl
         if below is not None:
             arrays.setdefault(id(below), array)  # of one map there may be thousands of arrays
     return tuple(watch for watch in map(storage.watch, arrays.values()) if watch is not None)
-
-
-def _told(step: Step) -> tuple[Any, ...]:
-    """Tell what a step does: steps that are told alike do the same."""
-    kernels = [bound.kernel for bound in step.bound]
-    return step.stage.name, step.outputs, step.salt, jit.fingerprint(step.stage.bind, step.stage.join, kernels)
-
-
-def _names(given: Any, told: str) -> tuple[str, ...]:
-    """Give one name or several as a tuple."""
-    if isinstance(given, str):
-        return (given,)
-    names = tuple(given) if isinstance(given, Iterable) else (given,)
-    if not all(isinstance(name, str) for name in names):
-        raise TypeError(f"{told}, got {given!r}")
-    return names
 
 
 def _unnamed(value: Any) -> str:

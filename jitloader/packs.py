@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from . import jit, storage
-from .dataset import Dataset, check_name
+from . import jit, linking, storage
+from .dataset import Dataset
 from .packing import Packs, pack
 from .ragged import ragged
 from .samples import records
@@ -100,7 +100,7 @@ def packed(
     if not arrays:
         raise ValueError("packed takes at least one array of values")
     for name in arrays:
-        check_name(name)
+        linking.check_name(name)
         if name in ("segments", "positions", "segment_lengths"):
             raise ValueError(f"packed makes a field {name!r} itself: give the values another name")
     table = ragged(arrays, offsets)  # which checks both

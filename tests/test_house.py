@@ -25,7 +25,7 @@ FLOORS = [
     ["frames"],
     ["compose", "kept"],
     ["passes", "blame", "batches", "pickling"],
-    ["describe", "cache"],
+    ["describe", "cache", "linking"],
     ["dataset"],
     ["live", "mixing", "packs", "write"],
     ["transitions"],
