@@ -223,18 +223,16 @@ def load_chunked(path, names):
             node, listed = file[name], []
             node.id.chunk_iter(lambda info: listed.append(info))  # noqa: B023
             for info in listed:
-                rows = array[info.chunk_offset[0] :][: node.chunks[0]]
-                if (
-                    name == "x"
-                    and not rows.any()
-                    and not any(n % c for n, c in zip(info.chunk_offset, node.chunks, strict=True))
-                ):
+                offsets = info.chunk_offset
+                part = array[tuple(slice(o, o + c) for o, c in zip(offsets, node.chunks, strict=True))]
+                if name == "x" and not part.any() and not any(o % c for o, c in zip(offsets, node.chunks, strict=True)):
                     with open(path, "rb") as raw:
                         raw.seek(info.byte_offset)
                         data = raw.read(info.size)
                     data = data if info.filter_mask & 2 else zlib.decompress(data)
                     data = data if info.filter_mask & 1 else np.frombuffer(data, "u1").reshape(4, -1).T.tobytes()
-                    rows[...] = np.frombuffer(data, array.dtype).reshape(node.chunks)[: len(rows)]
+                    whole = np.frombuffer(data, array.dtype).reshape(node.chunks)
+                    part[...] = whole[tuple(map(slice, part.shape))]
     return found
 
 
