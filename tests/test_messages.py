@@ -20,6 +20,12 @@ import pytest
 import jitloader as jl
 
 X, Y = np.arange(40.0).reshape(10, 4), np.arange(10)
+
+
+def by_keyword(v, *, by=2):
+    return v * by
+
+
 DATA = jl.Dataset(x=X, y=Y)
 IMAGES = jl.Dataset(image=np.zeros((4, 8, 8, 3), np.uint8))
 HERE = str(Path(__file__))
@@ -516,6 +522,11 @@ LINKS = [
         lambda: DATA.map("x", np.add),
         TypeError,
         "add takes 2 arguments: a stage function takes one number, or (src, dst, key)",
+    ),
+    (
+        lambda: DATA.map("x", by_keyword),
+        TypeError,
+        "by_keyword takes 'by=2', and a stage function has positional arguments alone: let it stand in the closure",
     ),
     (
         lambda: DATA.map("x", functools.partial(math.pow, 2)),

@@ -167,7 +167,8 @@ def written_in_python(function: Kernel) -> Kernel:
 
 
 def arity(function: Kernel) -> int:
-    """Give the number of positional parameters of a function; of one of Python's or NumPy's own, of those it needs."""
+    """Give the number of positional parameters of a function, TypeError where it has others; of one of Python's or NumPy's
+    own, of those it needs."""
     if isinstance(function, np.ufunc):
         return function.nin
     if isinstance(function, (types.BuiltinFunctionType, type)):
@@ -177,7 +178,14 @@ def arity(function: Kernel) -> int:
             return 1
         return max(1, sum(p.default is p.empty and p.kind < p.VAR_POSITIONAL for p in every))
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return sum(p.kind in kinds for p in inspect.signature(jit.plain_function(function)).parameters.values())
+    parameters = inspect.signature(jit.plain_function(function)).parameters.values()
+    for parameter in parameters:
+        if parameter.kind not in kinds:
+            raise TypeError(
+                f"{called(function)} takes {str(parameter)!r}, and a stage function has positional arguments alone: "
+                "let it stand in the closure"
+            )
+    return len(parameters)
 
 
 def called(value: Any) -> str:
