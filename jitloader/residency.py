@@ -45,6 +45,7 @@ class Ground(NamedTuple):
     map: Any
     address: int
     length: int
+    span: int = 0  # bytes from the first to the last of each array that is read, added up
 
 
 def grounds(sources: Mapping[str, Samples]) -> tuple[Ground, ...]:
@@ -52,14 +53,23 @@ def grounds(sources: Mapping[str, Samples]) -> tuple[Ground, ...]:
     found: dict[int, Ground] = {}
     for samples in sources.values():
         for part in samples.parts if not samples.ring else ():
-            if id(storage.map_below(part.array)) in found:
+            known = found.get(id(storage.map_below(part.array)))
+            if known is not None:
+                found[id(known.map)] = known._replace(span=known.span + _span(part.array))
                 continue
             below = storage.mapping(part.array)
             if below is None or below.path is None or below.mode not in ("r", "r+"):
                 continue
             address = part.array.__array_interface__["data"][0] - below.offset
-            found[id(below.map)] = Ground(below.map, address, len(below.map))
+            found[id(below.map)] = Ground(below.map, address, len(below.map), _span(part.array))
     return tuple(found.values())
+
+
+def _span(array: np.ndarray) -> int:
+    """Bytes from the first to the last of an array."""
+    if not array.size:
+        return 0
+    return sum((n - 1) * abs(s) for n, s in zip(array.shape, array.strides, strict=True)) + array.itemsize
 
 
 def kept(places: Sequence[Ground], bound: Bound | None) -> bool:
@@ -78,6 +88,9 @@ class Bound:
     def __init__(self, limit: int, places: Sequence[Ground]) -> None:
         self.sources = [g.map for g in places if isinstance(g.map, Chunked)]
         self.maps = [g for g in places if not isinstance(g.map, Chunked)]
+        small = sum(g.span for g in self.maps)
+        if small <= limit // 16:  # as labels beside images: they may stay, and nobody looks at them
+            self.maps, limit = [], limit - small
         share = 2 if self.sources and self.maps else 1
         self.limit, self.mapped = limit // share, limit // share
         # After so many rows the process is looked at again. A fault may map 64 KB around a row, or 2 MB where the cache has
