@@ -3,7 +3,7 @@
 An index stage is, for each axis it touches, an offset and a direction drawn per sample; any run of them composes to one
 affine map an axis, with the range in which it is valid and a value outside. Axes that lie in a row in source and target
 are joined; channels are unrolled; the innermost loop runs forward over slices, which is what LLVM vectorises (2.6x over
-computed indices), and mirrored runs are turned round in place.
+computed indices), and mirrored runs are turned round, long ones through scratch.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..dtypes import NATIVE, decoded, decoder
+from ..dtypes import NATIVE, carrier_of, decoded, decoder
 from ..errors import PipelineError
 from ..samples import contiguous
 from ..spec import Spec
@@ -333,6 +333,9 @@ class _Nest:
             behind = c * self.strides[lead] if lead is not None else 0
             back = f" + (m{k} - {pixel}) * {lane}" if mirror else ""
             code.add(f"s{k}_{c} = s{k} + {ahead}; d{k}_{c} = d{k} + {behind}{back}")
+        if mirror and self._turns():
+            self._turn(k, step, held)
+            return
         if mirror and pixel > 1:
             with code.block(f"for y in range(m{k} // {pixel}):"), code.block(f"for x in range({pixel}):"):
                 put = f"{self.target}[u64(d{k}_0 - y * {pixel} + x)]"
@@ -344,6 +347,32 @@ class _Nest:
                 got = f"{self.flow.var}[u64(s{k}_{c} + x * {step})]"
                 index = f"d{k}_{c} {'-' if mirror else '+'} x * {lane}"
                 code.add(f"{self.target}[u64({index})] = {self.value(got, held, c, f'{index} - ({self.base})')}")
+
+    def _turns(self) -> bool:
+        """Whether mirrored runs go through scratch, so that the target is written upwards: memory that is written
+        downwards is not fetched ahead (images of 224 x 224: 72 us mirrored, 42 us so, 31 us as they lie)."""
+        n = self.axes[self.inner].n
+        if self.lane != 1 or isinstance(n, str) or any(v.bound.random for v in self.values):
+            return False
+        return 64 <= n * self.pixel <= TILE
+
+    def _turn(self, k: str, step: int, held: dict[tuple[int, int, int], str]) -> None:
+        """Write a run into scratch as it lies, and from there into the target turned round."""
+        code, pixel = self.code, self.pixel
+        size = int(self.axes[self.inner].n) * pixel
+        turned = code.own(carrier_of(self.dtype).name, size * len(self.channels))
+        with code.block(f"for x in range(m{k}):"):
+            for c in self.channels:
+                got = f"{self.flow.var}[u64(s{k}_{c} + x * {step})]"
+                code.add(f"{turned}[u64({c * size} + x)] = {self.value(got, held, c, '0')}")
+        for c in self.channels:
+            place, last = f"d{k}_{c} - m{k} + {pixel}", f"{c * size - pixel} + m{k}"
+            if pixel == 1:
+                with code.block(f"for x in range(m{k}):"):
+                    code.add(f"{self.target}[u64({place} + x)] = {turned}[u64({last} - x)]")
+                continue
+            with code.block(f"for y in range(0, m{k}, {pixel}):"), code.block(f"for x in range({pixel}):"):
+                code.add(f"{self.target}[u64({place} + y + x)] = {turned}[u64({last} - y + x)]")
 
     def value(self, got: str, held: dict[tuple[int, int, int], str], channel: int, place: str) -> str:
         """Write the value stages over one element and give the expression of the result."""

@@ -54,15 +54,23 @@ class Writer:
         self.tables: dict[int, list[str]] = {}
 
     @contextmanager
-    def rows(self) -> Iterator[None]:
-        """Write the loop over the rows of a call, found a block at a time; what is written inside is for each row r."""
+    def rows(self, lead: int = 0, ask: Callable[[], None] | None = None) -> Iterator[None]:
+        """Write the loop over the rows of a call, found a block at a time; what is written inside is for each row r, and
+        what `ask` writes for each row `ahead`, `lead` rows before that one's turn."""
         add, block = self.code.add, self.code.block
         add("done = 0")
         with block("while done < count:"):
             add(f"m = min({BLOCK}, count - done)")
             with block("if find_rows(find, order, first + done * step, step, rows[:m]) != 0:"):
                 add("return 2")
-            with block("for j in range(m):"):
+            with block(f"for i in range(m + {lead}):" if ask else "for j in range(m):"):
+                if ask:
+                    with block(f"if i < m and 0 <= rows[i] < {self.count}:"):
+                        add("ahead = rows[i]")
+                        ask()
+                    add(f"j = i - {lead}")
+                    with block("if j < 0:"):
+                        add("continue")
                 add("r = rows[j]")
                 if self.recipe.base is not None:
                     with block("if r < 0:"):

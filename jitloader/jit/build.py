@@ -206,7 +206,7 @@ def _intrinsics() -> dict[str, Any]:
         kind = ir.FunctionType(ir.VoidType(), [byte, number, number, number])
         function = builder.module.declare_intrinsic("llvm.prefetch", [byte], kind)
         place = builder.bitcast(builder.gep(data, [args[1]]), byte)
-        builder.call(function, [place, *(ir.Constant(number, n) for n in (0, 3, 1))])
+        builder.call(function, [place, *(ir.Constant(number, n) for n in (0, 2, 1))])
         return target.get_dummy_value()
 
     def find(target, builder, signature, args):  # type: ignore[no-untyped-def]
