@@ -181,6 +181,29 @@ def test_compiled_chain(chain):
         assert same(plain, apart(data, x[row], row, 5, 2))
 
 
+WIDE = {
+    "channels first": ((4, 70, 3), [st.random_flip(1.0), st.normalize([1.0, 2.0, 3.0], [4.0, 5.0, 6.0]), st.channels_first()]),
+    "channels last": ((4, 70, 3), [st.random_flip(1.0), st.normalize([1.0, 2.0, 3.0], [4.0, 5.0, 6.0])]),
+    "bytes": ((4, 70, 3), [st.random_flip(1.0)]),
+    "grey, shifted": ((70, 90), [st.random_shift(30, axis=1, fill=7), st.random_flip(1.0), st.cast("float32")]),
+}
+
+
+@pytest.mark.parametrize("chain", WIDE)
+def test_long_mirrored_runs(chain):
+    """Runs long enough to be turned round through scratch come as NumPy turns them."""
+    shape, stages = WIDE[chain]
+    x = np.stack([sample(shape, "uint8", seed) for seed in range(4)])
+    still = [st.random_flip(0.0) if str(stage) == str(st.random_flip(1.0)) else stage for stage in stages]
+    data, plain = (jl.Dataset(x=x).map("x", *chosen) for chosen in (stages, still))
+    axis = -2 if shape[-1] == 3 and chain != "channels first" else -1
+
+    batch = data[np.arange(4)].x
+
+    assert same(batch, np.flip(plain[np.arange(4)].x, axis))
+    assert all(same(batch[k], data[k].x) for k in range(4))
+
+
 # -- draws ------------------------------------------------------------------------------------------------------------
 
 RANDOM = [
