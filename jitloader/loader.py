@@ -413,12 +413,11 @@ class Loader:
                     return
                 unit = team.wait(units)
                 padding = plan.padding(unit) if program.measure is not None and unit.failed is None else (0, 0)
-                meter.gets(
-                    tally, asked, unit.begun, unit.fill_seconds, unit.thread, unit.rows, plan.nbytes(unit), padding
-                )
+                filled = plan.nbytes(unit)
+                meter.gets(tally, asked, unit.begun, unit.fill_seconds, unit.thread, unit.rows, filled, padding)
                 # Of units in flight, those still small say nothing new; how large rows are that vary, only units tell.
-                if unit.fill_seconds < QUICK and plan.nbytes(unit) <= UNIT // 4:
-                    many = max(many, min(most, len(unit.ends) * 4))
+                if unit.fill_seconds < QUICK:
+                    many = max(many, min(most, len(unit.ends) * min(4, max(1, UNIT // max(filled, 1)))))
                 slot, begin, rows = unit.slot, unit.start, unit.rows
                 whole: Any = shaped(program, unit) if unit.batches is None else unit.batches
                 low, good = 0, self._good(unit)

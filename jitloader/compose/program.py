@@ -161,7 +161,11 @@ class Worker:
             self.measure = self._bind(program.measure, plain)
             kernel = jit.plain(lay_rows, LAY) if plain else jit.load(lay_rows, LAY)
             none = np.zeros(0, np.int64)
-            self.layer = kernel.bind(none, none, 0, 1, 1, none, none)
+            self.layers = {
+                k: kernel.bind(none, none, int(o.form == "longest"), o.multiple, o.size, none, none)
+                for k, o in enumerate(program.outputs)
+                if o.form != "fixed"
+            }
         self.kept = residency.kept(program.grounds, program.bound)
         given = program.order if order is None else order
         self.reach = Reach(program, key, given, plain) if residency.has_chunks(program.grounds) else None
@@ -189,20 +193,19 @@ class Worker:
 
     def lay_out(self, k: int, rows: int, spans: Spans) -> Layout:
         """Place `rows` rows of output k, whose lengths are known, and let the next fill write there."""
-        output, at = self.program.outputs[k], self.places[k]
-        (starts, a), (extents, b) = spans.starts[k], spans.extents[k]
-        lengths, c = spans.lengths[output.lengths]
-        self.layer.point(0, lengths[:rows], c)
-        self.layer.point(1, *spans.ends)
-        self.layer.set(2, int(output.form == "longest"))
-        self.layer.set(3, output.multiple)
-        self.layer.set(4, output.size)
-        self.layer.point(5, starts, a)
-        self.layer.point(6, extents, b)
-        layout = Layout(starts, extents, self.layer())
+        at, (starts, a), (extents, b) = self.places[k], spans.starts[k], spans.extents[k]
+        like = spans.like[k]
+        if like == k:
+            layer = self.layers[k]
+            lengths, c = spans.lengths[self.program.outputs[k].lengths]
+            layer.point(0, lengths[:rows], c)
+            layer.point(1, *spans.ends)
+            layer.point(5, starts, a)
+            layer.point(6, extents, b)
+            spans.laid[k] = Layout(starts, extents, layer())
         self.call.point(at + 1, starts, a)
         self.call.point(at + 2, extents, b)
-        return layout
+        return spans.laid[like]
 
     def fill(self, first: int, step: int, count: int, place: int) -> Failure | None:
         """Write the rows at positions first, first + step, ... into the outputs, from row `place` on."""
@@ -406,7 +409,7 @@ def shape_output(output: Output, buffer: np.ndarray, rows: int) -> np.ndarray:
 
 def shape_varied(output: Output, buffer: np.ndarray, layout: Layout, low: int, high: int) -> Any:
     """Give rows low .. high of an output that varies: (rows, longest, *rest), or a Ragged."""
-    rest = tuple(int(n or 0) for n in output.spec.shape[1:])
+    rest: tuple[Any, ...] = output.spec.shape[1:]
     if high == low:
         empty = _own_dtype(output, buffer[:0])
         return (
@@ -414,11 +417,12 @@ def shape_varied(output: Output, buffer: np.ndarray, layout: Layout, low: int, h
             if output.form == "ragged"
             else empty.reshape(0, 0, *rest)
         )
-    begin = int(layout.starts[low])
-    end = int(layout.starts[high - 1] + layout.extents[high - 1] * output.size)
-    values = _own_dtype(output, buffer[begin:end])
+    begin, extent = layout.starts.item(low), layout.extents.item(low)
     if output.form == "longest":
-        return values.reshape(high - low, int(layout.extents[low]), *rest)
+        values = _own_dtype(output, buffer[begin : begin + (high - low) * extent * output.size])
+        return values.reshape(high - low, extent, *rest)
+    end = layout.starts.item(high - 1) + layout.extents.item(high - 1) * output.size
+    values = _own_dtype(output, buffer[begin:end])
     offsets = np.zeros(high - low + 1, np.int64)
     np.cumsum(layout.extents[low:high], out=offsets[1:])
     return Ragged(values.reshape(int(offsets[-1]), *rest), offsets)
@@ -430,9 +434,9 @@ def _own_dtype(output: Output, buffer: np.ndarray) -> np.ndarray:
 
 class Spans:
     """Room for the lengths of some rows, by field, and for where the rows of each output that varies lie: arrays and
-    addresses; and where batches of these rows end."""
+    addresses, shared with the first output `like` it; and where batches of these rows end."""
 
-    __slots__ = ("ends", "extents", "given", "lengths", "starts")
+    __slots__ = ("ends", "extents", "given", "laid", "lengths", "like", "starts")
 
     def __init__(self, program: Program, rows: int) -> None:
         def room() -> tuple[np.ndarray, int]:
@@ -440,9 +444,12 @@ class Spans:
             return array, array.ctypes.data
 
         measured = program.measure.outputs if program.measure is not None else ()
-        varied = [k for k, output in enumerate(program.outputs) if output.form != "fixed"]
         self.lengths = {output.name: room() for output in measured}
-        self.starts, self.extents = {k: room() for k in varied}, {k: room() for k in varied}
+        kinds = {k: (o.lengths, o.form, o.multiple, o.size) for k, o in enumerate(program.outputs) if o.form != "fixed"}
+        self.like = {k: next(first for first, other in kinds.items() if other == kind) for k, kind in kinds.items()}
+        rooms = {k: (room(), room()) for k in set(self.like.values())}
+        self.starts, self.extents = ({k: rooms[like][side] for k, like in self.like.items()} for side in (0, 1))
+        self.laid: dict[int, Layout] = {}
         self.given: Any = None
         self.part(())
 
