@@ -402,8 +402,19 @@ def test_a_bound_below_the_working_set(gzipped):
 def test_a_bound_below_one_row(gzipped, plain):
     """A row that needs more than the bound is brought in all the same."""
     data = jl.Dataset(jl.windows(jl.open(gzipped).sources["x"], x=slice(0, 300), stride=40))
-    found = every(jl.Loader(data, 8, max_resident=1000))[0]
-    assert np.array_equal(found, np.lib.stride_tricks.sliding_window_view(X, 300, 0)[::40].transpose(0, 3, 1, 2))
+    for bound in (1000, 1):
+        found = every(jl.Loader(data, 8, max_resident=bound))[0]
+        assert np.array_equal(found, np.lib.stride_tricks.sliding_window_view(X, 300, 0)[::40].transpose(0, 3, 1, 2))
+
+
+def test_a_bound_of_one_byte_over_both_kinds_of_file(gzipped, tmp_path, plain):
+    """Mapped pages and decoded chunks share the bound, and neither half is nothing."""
+    np.save(tmp_path / "i.npy", np.arange(ROWS))
+    data = jl.Dataset(i=tmp_path / "i.npy", x=jl.open(gzipped).sources["x"])
+    with pytest.warns(UserWarning, match=r"order=jl\.blocks"):
+        loader = jl.Loader(data, 100, shuffle=True, max_resident=1)
+    rows, found = every(loader)
+    assert np.array_equal(found, X[rows]) and np.array_equal(np.sort(rows), np.arange(ROWS))
 
 
 def broken(path, name):
