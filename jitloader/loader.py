@@ -24,7 +24,7 @@ from .mixing import Mix
 from .orders import Order
 from .ranks import find_rank, whole_number
 from .samples import as_indices
-from .state import VERSION, Layout, check_state, fingerprint, laid_out, layout_of
+from .state import MOST, VERSION, Layout, check_state, fingerprint, laid_out, layout_of
 
 if TYPE_CHECKING:
     from .check import Check
@@ -294,7 +294,9 @@ class Loader:
 
     @epoch.setter
     def epoch(self, number: int) -> None:
-        self._next, self._start = whole_number("epoch", number, 0), 0
+        if whole_number("epoch", number, 0) > MOST:
+            raise ValueError(f"epoch must be at most {MOST}, got {number}")
+        self._next, self._start = int(number), 0
         self._at = (self._next, 0)
 
     # -- batches ------------------------------------------------------------------------------------------------------
