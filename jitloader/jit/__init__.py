@@ -39,6 +39,7 @@ from .refuse import READ_ONLY as READ_ONLY
 from .refuse import CompileError as CompileError
 from .refuse import Refused as Refused
 from .refuse import refuse as refuse
+from .refuse import suspends as suspends
 from .store import cache_folder as cache_folder
 from .store import clear_cache as clear_cache
 from .words import array_at as array_at
