@@ -6,6 +6,7 @@ import copy
 import gc
 import os
 import pickle
+import re
 import threading
 import time
 
@@ -133,6 +134,17 @@ def test_handles_of_h5py_and_zarr(tmp_path, plain):
         found = one[:]
         assert np.array_equal(found.x, X) and np.array_equal(found.flat, flat) and np.array_equal(found.z, X)
     assert chunks_of(cut).decoded == 0 and np.array_equal(cut[50].x, np.tile(flat, 4)[500:530])
+
+
+def test_groups_are_no_fields(tmp_path):
+    """A file or a group, which would be read as the list of its names, is refused with the remedy."""
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        file.create_group("g")["x"] = X
+        group = zarr.open_group(tmp_path / "z", mode="w")
+        for given, told in ((file, "an h5py File"), (file["g"], "an h5py Group"), (group, "a zarr Group")):
+            text = f"field 'x' is {told}, which holds several arrays: give one of them, as file['name']"
+            with pytest.raises(TypeError, match=re.escape(text)):
+                jl.Dataset(x=given)
 
 
 def test_handles_that_are_read_whole(tmp_path, plain):
