@@ -782,7 +782,34 @@ def test_a_loader_keeps_what_it_was_made_with(name, value):
         setattr(loader, name, value)
 
     assert getattr(loader, name) == before
+    for other in ("order", "data"):
+        with pytest.raises(AttributeError, match=f"a loader keeps its {other}: make another, as jl.Loader"):
+            setattr(loader, other, getattr(loader, other))
     assert getattr(pickle.loads(pickle.dumps(loader)), name) == getattr(copy.copy(loader), name) == before
+
+
+def test_a_loader_of_a_class_below_keeps_what_that_adds():
+    """Attributes of its own travel with it."""
+    loader = Named(jl.Dataset(x=np.arange(10)), 4)
+    loader.name = "train"
+    for back in (copy.copy(loader), copy.deepcopy(loader), pickle.loads(pickle.dumps(loader))):
+        assert type(back) is Named and back.name == "train" and back.batch_size == 4
+
+
+class Named(jl.Loader):
+    name = ""
+
+
+@pytest.mark.parametrize("again", [pickle.dumps, copy.copy, copy.deepcopy])
+def test_iterators_neither_pickle_nor_copy(again):
+    """The message says what does."""
+    batches = iter(jl.Loader(data_of(4), 2))
+    next(batches)
+    with pytest.raises(
+        TypeError, match=r"keep loader\.state_dict\(\), or pickle the loader, which goes on at this place$"
+    ):
+        again(batches)
+    assert next(batches).i.tolist() == [2, 3] and list(batches) == []
 
 
 def test_names_that_do_nothing_are_refused():
@@ -792,5 +819,7 @@ def test_names_that_do_nothing_are_refused():
     for thing in (data, jl.live(ring), ring, memory, jl.Replay(ring, memory), jl.mix((data, 1)), jl.sequential):
         with pytest.raises(AttributeError):
             thing.seed = 5
+    with pytest.raises(AttributeError, match="has no attribute 'batchsize'"):
+        jl.Loader(data, 2).batchsize = 5
     memory.beta = 0.7
     assert memory.state_dict()["beta"] == 0.7
