@@ -67,6 +67,7 @@ class Batches(itertools.chain[Any]):
     """What `iter(loader)` gives: its generator, of which no copy can be made, at about 10 ns a batch."""
 
     __slots__ = ("__weakref__", "close")
+    close: Callable[[], None]
 
     def __new__(cls, run: Generator[Any]) -> Batches:
         made = super().__new__(cls, run)
