@@ -54,7 +54,21 @@ class Unit:
 class Plan:
     """What an epoch's kernel calls share: the program, its order of this epoch, and where this rank's rows are."""
 
-    __slots__ = ("ahead", "batch_size", "data", "epoch", "first", "key", "length", "order", "places", "program", "seed", "step", "verified")
+    __slots__ = (
+        "ahead",
+        "batch_size",
+        "data",
+        "epoch",
+        "first",
+        "key",
+        "length",
+        "order",
+        "places",
+        "program",
+        "seed",
+        "step",
+        "verified",
+    )
 
     def __init__(
         self, data: Dataset | Mix | Live, program: Any, order: tuple[Any, ...], seed: int, epoch: int, first: int, step: int,
@@ -146,8 +160,8 @@ class Plan:
         unit.thread, unit.begun = threading.get_ident(), time.perf_counter()
         try:
             if unit.begun - self.verified > AGAIN:
+                self.data.verify()  # by each thread that comes meanwhile, too
                 self.verified = unit.begun
-                self.data.verify()
             self._fill(worker, unit)
             if self.data.applies:
                 self._apply(unit)

@@ -308,5 +308,6 @@ class Replay:
         return self._memory.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on with saved priorities."""
-        self._memory.load_state_dict(state)
+        """Go on with saved priorities. Raises StateError as `jl.prioritized` does, and where one is for a row that the ring
+        has not: load the ring first."""
+        self._memory.load_state_dict(state, len(self.ring))

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import itertools
 import threading
 import warnings
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
@@ -24,7 +25,7 @@ from .mixing import Mix
 from .orders import Order
 from .ranks import find_rank, whole_number
 from .samples import as_indices
-from .state import VERSION, Layout, check_state, fingerprint, laid_out, layout_of
+from .state import MOST, VERSION, Layout, check_state, fingerprint, laid_out, layout_of
 
 if TYPE_CHECKING:
     from .check import Check
@@ -45,17 +46,42 @@ class Given(Generic[T]):
         if loader is None:
             return self  # type: ignore[return-value]
         try:
-            return loader.__dict__[self.name]  # type: ignore[no-any-return]
-        except KeyError:
+            return loader._given[self.name]  # type: ignore[no-any-return]
+        except (AttributeError, KeyError):
             raise AttributeError(f"this loader has no {self.name} yet") from None
 
     def __set__(self, loader: Any, value: T) -> None:
-        if self.name in loader.__dict__:
-            raise AttributeError(
-                f"a loader keeps its {self.name}: make another, as jl.Loader(data, ..., {self.name}={value!r}), and give it "
-                "this one's place by load_state_dict(state_dict())"
-            )
-        loader.__dict__[self.name] = value
+        if self.name in loader._given:
+            raise _keeps(self.name, f"data, ..., {self.name}={value!r}")
+        loader._given[self.name] = value
+
+
+def _keeps(name: str, shown: str) -> AttributeError:
+    return AttributeError(
+        f"a loader keeps its {name}: make another, as jl.Loader({shown}), and give it this one's place by "
+        "load_state_dict(state_dict())"
+    )
+
+
+class Batches(itertools.chain[Any]):
+    """What `iter(loader)` gives: its generator, of which no copy can be made, at about 10 ns a batch."""
+
+    __slots__ = ("__weakref__", "close")
+    close: Callable[[], None]
+
+    def __new__(cls, run: Generator[Any]) -> Batches:
+        made = super().__new__(cls, run)
+        made.close = run.close
+        return made
+
+    def __init__(self, run: Generator[Any]) -> None:
+        pass
+
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            "an iterator of a loader neither pickles nor copies, for its threads do not: keep loader.state_dict(), "
+            "or pickle the loader, which goes on at this place"
+        )
 
 
 class Loader:
@@ -90,7 +116,8 @@ class Loader:
     All of these are attributes to read. To change one make another loader, and give it the state of this one.
 
     A batch is yours: its arrays are writable, and no buffer is used again while anything refers to it. Each `iter()`
-    gives one whole epoch; several may be live at once. One that was closed or read to its end gives nothing more.
+    gives one whole epoch; several may be live at once, each for one thread at a time. One that was closed or read to its
+    end gives nothing more.
 
     >>> import numpy as np, jitloader as jl
     >>> data = jl.Dataset(x=np.arange(10.0), y=np.arange(10))
@@ -98,6 +125,11 @@ class Loader:
     ...     [batch.y.tolist() for batch in loader]
     [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
     """
+
+    __slots__ = (
+        *("_allocate", "_at", "_closed", "_cut", "_data", "_given", "_laid", "_layout", "_live", "_meter", "_next"),
+        *("_order", "_pool", "_pool_rows", "_positions", "_program", "_resumed", "_start", "_wide", "__weakref__"),
+    )
 
     batch_size, max_tokens, max_resident = Given["int | None"](), Given["int | None"](), Given["int | None"]()
     seed, rank, world_size, threads, prefetch = Given[int](), Given[int](), Given[int](), Given[int](), Given[int]()
@@ -122,6 +154,7 @@ class Loader:
     ) -> None:
         if not isinstance(data, (Dataset, Mix, Live)):
             raise TypeError(f"Loader takes a jl.Dataset, got {type(data).__name__}: wrap arrays as jl.Dataset(x=array)")
+        self._given: dict[str, Any] = {}
         self._data = data
         if batch_size is None and max_tokens is None:
             raise TypeError("Loader takes a batch_size, or max_tokens where rows vary in length")
@@ -282,10 +315,18 @@ class Loader:
         """The data set."""
         return self._data
 
+    @data.setter
+    def data(self, value: Any) -> None:
+        raise _keeps("data", "data, ...")
+
     @property
     def order(self) -> Order:
         """Which row comes at which position."""
         return self._order
+
+    @order.setter
+    def order(self, value: Any) -> None:
+        raise _keeps("order", "data, ..., order=order")
 
     @property
     def epoch(self) -> int:
@@ -294,7 +335,9 @@ class Loader:
 
     @epoch.setter
     def epoch(self, number: int) -> None:
-        self._next, self._start = whole_number("epoch", number, 0), 0
+        if whole_number("epoch", number, 0) > MOST:
+            raise ValueError(f"epoch must be at most {MOST}, got {number}")
+        self._next, self._start = int(number), 0
         self._at = (self._next, 0)
 
     # -- batches ------------------------------------------------------------------------------------------------------
@@ -304,7 +347,7 @@ class Loader:
         epoch, start = self._next, self._start
         self._next, self._start = epoch + 1, 0
         self._at = (epoch, start)
-        return self._run(epoch, start)
+        return Batches(self._run(epoch, start))
 
     def _check_open(self) -> None:
         if self._closed:
@@ -366,7 +409,7 @@ class Loader:
             self._pool = Pool(make, keep)
         return self._pool
 
-    def _run(self, epoch: int, start: int) -> Iterator[Any]:
+    def _run(self, epoch: int, start: int) -> Generator[Any]:
         plan = self._plan(epoch, start)
         program = plan.program
         total = self._local(start)
@@ -551,25 +594,25 @@ class Loader:
         self._next, self._start, self._at = epoch, position, (epoch, position)
 
     def __getstate__(self) -> dict[str, Any]:
-        state = self.__dict__.copy()
-        for name in ("_program", "_pool", "_live", "_meter", "_cut"):
-            del state[name]
-        return state
+        left = ("_program", "_pool", "_live", "_meter", "_cut", "__weakref__")
+        own = {name: getattr(self, name) for name in Loader.__slots__ if name not in left}
+        return {**own, **getattr(self, "__dict__", {})}  # a subclass may have more
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
+        for name, value in state.items():
+            setattr(self, name, value)
         self._program, self._pool, self._live, self._meter = None, None, weakref.WeakSet(), Meter()
         self._cut = None, np.empty(0, np.int64)
         at = self.state_dict()
         self._next, self._start = at["epoch"], at["position"]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Loader:
-        new = object.__new__(Loader)
+        new = object.__new__(type(self))
         new.__setstate__({k: v if k == "_laid" else copy.deepcopy(v, memo) for k, v in self.__getstate__().items()})
         return new
 
     def __copy__(self) -> Loader:
-        new = object.__new__(Loader)
+        new = object.__new__(type(self))
         new.__setstate__(self.__getstate__())
         return new
 
@@ -577,7 +620,7 @@ class Loader:
         return pickling.reduced(self, "a loader")
 
     def _reduced(self) -> Any:
-        return _restored, ({**self.__getstate__(), "_laid": {}},)
+        return _restored, ({**self.__getstate__(), "_laid": {}}, type(self))
 
     # -- looking ------------------------------------------------------------------------------------------------------
 
@@ -697,8 +740,8 @@ def _run_of(pool: Pool, start: int, total: int, ends: np.ndarray, many: int, roo
     return Unit(pool, start, min(here[-1], total - start), here)
 
 
-def _restored(state: dict[str, Any]) -> Loader:
+def _restored(state: dict[str, Any], kind: type[Loader]) -> Loader:
     """Give the loader that was pickled, where it was."""
-    loader = object.__new__(Loader)
+    loader = object.__new__(kind)
     loader.__setstate__(state)
     return loader

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import builtins
 import copyreg
+import dis
 import functools
 import importlib
 import io
@@ -48,14 +50,14 @@ def loads(given: bytes) -> Any:
 class _Pickler(pickle.Pickler):
     def reducer_override(self, value: Any) -> Any:
         if isinstance(value, types.FunctionType):
-            if jit.original(value) is not None:
-                return jit.captured, (jit.original(value),)
             return NotImplemented if _importable(value) else _by_code(value)
         if isinstance(value, functools._lru_cache_wrapper):
             return _cached, (value.__wrapped__, value.cache_parameters()["maxsize"])
         if isinstance(value, types.CellType):
             return _cell, (), _contents(value), None, None, _fill
-        if isinstance(value, types.ModuleType):
+        if type(value).__name__ == "CPUDispatcher" and _apart(value.py_func):
+            return type(value), (value.py_func, value.locals, value.targetoptions)
+        if isinstance(value, types.ModuleType) and type(value).__reduce__ is object.__reduce__:
             return importlib.import_module, (value.__name__,)
         if type(value) in (Order, Stage):  # whose own way of pickling begins a new stream
             return type(value), tuple(value)
@@ -79,11 +81,21 @@ def _importable(function: types.FunctionType) -> bool:
 # -- functions --------------------------------------------------------------------------------------------------------
 
 
+def _apart(function: types.FunctionType) -> bool:
+    """Whether a function has globals of its own, which are no module's: one that was captured, or generated."""
+    return function.__globals__ is not getattr(sys.modules.get(function.__module__), "__dict__", None)
+
+
 def _by_code(function: types.FunctionType) -> Any:
-    code = marshal.dumps(function.__code__)
-    cells = function.__closure__ or ()
-    made = VERSION, code, function.__module__, function.__name__, function.__qualname__, cells
-    return _function, made, (function.__defaults__, function.__kwdefaults__), None, None, _finish
+    """With the globals it reads, where they are its own: what a stage was linked with is what it computes with."""
+    cells, scope = function.__closure__ or (), None
+    if _apart(function):
+        loads = (i for code in jit.codes(function.__code__) for i in dis.get_instructions(code))
+        names = {i.argval for i in loads if i.opname in ("LOAD_GLOBAL", "LOAD_NAME")}
+        scope = {name: value for name, value in function.__globals__.items() if name in names}
+    named = function.__module__, function.__name__, function.__qualname__
+    made = VERSION, marshal.dumps(function.__code__), *named, cells, scope is not None
+    return _function, made, (function.__defaults__, function.__kwdefaults__, scope), None, None, _finish
 
 
 def _contents(cell: types.CellType) -> tuple[Any, ...]:
@@ -103,19 +115,28 @@ def _fill(cell: types.CellType, contents: tuple[Any, ...]) -> None:
 
 
 def _function(
-    version: str, code: bytes, module: str, name: str, qualname: str, cells: tuple[types.CellType, ...]
+    version: str,
+    code: bytes,
+    module: str | None,
+    name: str,
+    qualname: str,
+    cells: tuple[types.CellType, ...],
+    apart: bool,
 ) -> types.FunctionType:
-    """Give a function with the globals of the module it was written in; its cells are filled later: it may name itself."""
+    """Give a function with the globals of the module it was written in, or with its own; these, and its cells, are filled
+    later: it may name itself."""
     if version != VERSION:
         raise pickle.UnpicklingError(f"{qualname} was pickled as code of {version}, this is {VERSION}")
-    scope = importlib.import_module(module).__dict__
+    own = {"__builtins__": builtins, "__name__": module}
+    scope = own if apart else importlib.import_module(str(module)).__dict__
     made = types.FunctionType(marshal.loads(code), scope, name, None, cells)
-    made.__qualname__, made.__module__ = qualname, module
+    made.__qualname__, made.__module__ = qualname, module  # type: ignore[assignment]
     return made
 
 
-def _finish(function: types.FunctionType, state: tuple[Any, Any]) -> None:
-    function.__defaults__, function.__kwdefaults__ = state
+def _finish(function: types.FunctionType, state: tuple[Any, Any, dict[str, Any] | None]) -> None:
+    function.__defaults__, function.__kwdefaults__, scope = state
+    function.__globals__.update(scope or {})
 
 
 def _cached(function: Callable[..., Any], size: int | None) -> Any:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from . import rng
+from . import jit, rng
 from .errors import PipelineError
 
 ROWS = "row numbers"  # the name of the output that carries them: no field can have it
@@ -62,6 +62,8 @@ def applied(function: Callable[..., Any], rowwise: bool, salt: int, where: str) 
     """Give a function ready to be linked."""
     if not callable(function):
         raise TypeError(f"apply takes a function, got {function!r}")
+    if kind := jit.suspends(function):
+        raise TypeError(f"apply: {function.__name__} is {kind}, and a stage gives its result when it is called")
     return Applied(function, getattr(function, "__name__", repr(function)), rowwise, salt, where, {})
 
 

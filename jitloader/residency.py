@@ -92,7 +92,7 @@ class Bound:
         if small <= limit // 16:  # as labels beside images: they may stay, and nobody looks at them
             self.maps, limit = [], limit - small
         share = 2 if self.sources and self.maps else 1
-        self.limit, self.mapped = limit // share, limit // share
+        self.limit = self.mapped = max(1, limit // share)
         # After so many rows the process is looked at again. A fault may map 64 KB around a row, or 2 MB where the cache has
         # pages of that size: how much is measured, beginning with the worst.
         self.rows = max(1, self.mapped // 16 // (2 << 20))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 import re
 from typing import Any, NamedTuple
 
@@ -9,6 +10,7 @@ from . import jit
 from .errors import StateError
 
 VERSION = 1
+MOST = 1 << 62  # of a number that kernels count with
 
 
 def fingerprint(data: Any) -> str:
@@ -40,11 +42,12 @@ def laid_out(token: str, layout: Layout | None) -> str:
 
 def layout_of(token: str) -> Layout | None:
     """Give the layout that a token tells, None where it tells none."""
-    found = re.search(r"@(\d+)x(\d+)(?:t(\d+))?$", token, re.ASCII)
+    found = re.search(r"@(\d{1,18})x(\d{1,18})(?:t(\d{1,18}))?$", token, re.ASCII)
     if found is None:
         return None
     layout = Layout(*(int(part or 0) for part in found.groups()))
-    return layout if layout.world and (layout.rows or layout.tokens) else None
+    whole = layout.world and (layout.rows or layout.tokens) and layout.rows * layout.world < MOST
+    return layout if whole else None
 
 
 def check_state(state: Any, own: dict[str, Any], positions: int) -> None:
@@ -61,11 +64,12 @@ def check_state(state: Any, own: dict[str, Any], positions: int) -> None:
         came, have = state[part], own[part]
         if part == "order" and isinstance(came, str) and layout_of(came) is not None and layout_of(have) is not None:
             came, have = came.rpartition("@")[0], have.rpartition("@")[0]
-        if came != have:
+        if not isinstance(came, (str, numbers.Integral)) or came != have:
             raise StateError(f"the state has another {part}: {state[part]!r}, this loader has {own[part]!r}")
     for part, top in (("epoch", None), ("position", positions)):
         value = state[part]
-        if isinstance(value, bool) or not isinstance(value, int) or value < 0 or (top is not None and value > top):
+        most = MOST if top is None else top
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= most:
             raise StateError(
                 f"the state has {part} {value!r}: a whole number of at least 0" + (f", at most {top}" if top else "")
             )

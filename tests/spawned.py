@@ -6,9 +6,11 @@ import numpy as np
 
 import jitloader as jl
 
+HALF = 0.5
+
 
 def halve(x):
-    return x * 0.5
+    return x * HALF
 
 
 def shifted(by):

@@ -6,6 +6,7 @@ import copy
 import gc
 import os
 import pickle
+import re
 import threading
 import time
 
@@ -133,6 +134,17 @@ def test_handles_of_h5py_and_zarr(tmp_path, plain):
         found = one[:]
         assert np.array_equal(found.x, X) and np.array_equal(found.flat, flat) and np.array_equal(found.z, X)
     assert chunks_of(cut).decoded == 0 and np.array_equal(cut[50].x, np.tile(flat, 4)[500:530])
+
+
+def test_groups_are_no_fields(tmp_path):
+    """A file or a group, which would be read as the list of its names, is refused with the remedy."""
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        file.create_group("g")["x"] = X
+        group = zarr.open_group(tmp_path / "z", mode="w")
+        for given, told in ((file, "an h5py File"), (file["g"], "an h5py Group"), (group, "a zarr Group")):
+            text = f"field 'x' is {told}, which holds several arrays: give one of them, as file['name']"
+            with pytest.raises(TypeError, match=re.escape(text)):
+                jl.Dataset(x=given)
 
 
 def test_handles_that_are_read_whole(tmp_path, plain):
@@ -402,8 +414,19 @@ def test_a_bound_below_the_working_set(gzipped):
 def test_a_bound_below_one_row(gzipped, plain):
     """A row that needs more than the bound is brought in all the same."""
     data = jl.Dataset(jl.windows(jl.open(gzipped).sources["x"], x=slice(0, 300), stride=40))
-    found = every(jl.Loader(data, 8, max_resident=1000))[0]
-    assert np.array_equal(found, np.lib.stride_tricks.sliding_window_view(X, 300, 0)[::40].transpose(0, 3, 1, 2))
+    for bound in (1000, 1):
+        found = every(jl.Loader(data, 8, max_resident=bound))[0]
+        assert np.array_equal(found, np.lib.stride_tricks.sliding_window_view(X, 300, 0)[::40].transpose(0, 3, 1, 2))
+
+
+def test_a_bound_of_one_byte_over_both_kinds_of_file(gzipped, tmp_path, plain):
+    """Mapped pages and decoded chunks share the bound, and neither half is nothing."""
+    np.save(tmp_path / "i.npy", np.arange(ROWS))
+    data = jl.Dataset(i=tmp_path / "i.npy", x=jl.open(gzipped).sources["x"])
+    with pytest.warns(UserWarning, match=r"order=jl\.blocks"):
+        loader = jl.Loader(data, 100, shuffle=True, max_resident=1)
+    rows, found = every(loader)
+    assert np.array_equal(found, X[rows]) and np.array_equal(np.sort(rows), np.arange(ROWS))
 
 
 def broken(path, name):

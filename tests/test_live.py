@@ -155,6 +155,12 @@ def test_a_replay_goes_on_from_its_state():
     for same in (other, again):
         got = same.sample(16)
         assert all(np.array_equal(a, b) for a, b in zip(got, want, strict=True))
+    short = jl.Replay(jl.ring(8, x="int64"), jl.prioritized(8, alpha=1.0))
+    short.extend(x=np.arange(4))
+    before = short.state_dict()
+    with pytest.raises(jl.StateError, match="a priority for row 4, and 4 rows were written: load these first"):
+        short.load_state_dict(replay.state_dict())
+    assert short.state_dict() == before
     failing = jl.Replay(jl.live(replay.ring).map("x", jl.cast("uint8")), jl.prioritized(8))
     failing.extend(x=[999])
     with pytest.raises(jl.PipelineError, match="value 999 does not fit uint8"):

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+import types
 import warnings
 
 import numpy as np
@@ -274,6 +275,8 @@ def test_a_state_that_does_not_belong_is_refused(change, part):
         ({"position": 24}, "the state has position 24: a whole number of at least 0, at most 23"),
         ({"position": True}, "the state has position True: a whole number of at least 0, at most 23"),
         ({"epoch": "1"}, "the state has epoch '1': a whole number of at least 0"),
+        ({"epoch": 10**30}, f"the state has epoch {10**30}: a whole number of at least 0"),
+        ({"rows": np.arange(2)}, "the state has another rows: array([0, 1]), this loader has 23"),
         ({"order": None}, "the state has another order: None, this loader has 'shuffled'"),
     ],
 )
@@ -358,8 +361,9 @@ def test_a_stratified_epoch_ends_as_it_was_begun():
     assert worst_share(rows(third), labels) < 1 and third.state_dict()["order"].endswith("@14x1")
     with pytest.raises(jl.StateError, match="the state has another order"):
         other.load_state_dict({**other.state_dict(), "order": "stratified(0, 0)@14x1"})
-    with pytest.raises(jl.StateError, match="the state has another order"):
-        other.load_state_dict({**other.state_dict(), "order": other.state_dict()["order"].replace("@30x1", "@0x1")})
+    for layout in ("@0x1", f"@{10**30}x1", f"@{10**17}x{10**17}", "@" + "9" * 5000 + "x1"):
+        with pytest.raises(jl.StateError, match="the state has another order"):
+            other.load_state_dict({**other.state_dict(), "order": other.state_dict()["order"].replace("@30x1", layout)})
 
 
 def test_a_state_of_other_rows_is_refused():
@@ -582,6 +586,27 @@ def test_a_file_cut_under_its_map_is_an_error(tmp_path):
         assert sum(b.x.sum() for b in loader) == 4950
 
 
+def test_no_thread_fills_while_another_still_looks_at_the_files(monkeypatch):
+    """A look that is under way vouches for nothing: each thread that comes meanwhile looks for itself."""
+    plan = jl.Loader(data_of(4), 2)._plan(0, 0)
+    plan.verified -= 2 * filling.AGAIN
+    both, problems = threading.Barrier(2), []
+    monkeypatch.setattr(jl.Dataset, "verify", lambda data: both.wait(10))
+    monkeypatch.setattr(filling.Plan, "_fill", lambda plan, worker, unit: None)
+
+    def fill():
+        unit = filling.Unit(types.SimpleNamespace(take=lambda unit: None), 0, 2, [2])
+        plan.fill(None, unit)
+        problems.append(unit.problem)
+
+    threads = [threading.Thread(target=fill) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert problems == [None, None]
+
+
 @pytest.mark.parametrize("place", [4, 10**7, -5])
 def test_a_user_stage_that_leaves_its_array_is_an_error_of_its_row(place):
     """Compiled code of users is bounds-checked: never another row's memory, never the end of the process."""
@@ -757,7 +782,34 @@ def test_a_loader_keeps_what_it_was_made_with(name, value):
         setattr(loader, name, value)
 
     assert getattr(loader, name) == before
+    for other in ("order", "data"):
+        with pytest.raises(AttributeError, match=f"a loader keeps its {other}: make another, as jl.Loader"):
+            setattr(loader, other, getattr(loader, other))
     assert getattr(pickle.loads(pickle.dumps(loader)), name) == getattr(copy.copy(loader), name) == before
+
+
+def test_a_loader_of_a_class_below_keeps_what_that_adds():
+    """Attributes of its own travel with it."""
+    loader = Named(jl.Dataset(x=np.arange(10)), 4)
+    loader.name = "train"
+    for back in (copy.copy(loader), copy.deepcopy(loader), pickle.loads(pickle.dumps(loader))):
+        assert type(back) is Named and back.name == "train" and back.batch_size == 4
+
+
+class Named(jl.Loader):
+    name = ""
+
+
+@pytest.mark.parametrize("again", [pickle.dumps, copy.copy, copy.deepcopy])
+def test_iterators_neither_pickle_nor_copy(again):
+    """The message says what does."""
+    batches = iter(jl.Loader(data_of(4), 2))
+    next(batches)
+    with pytest.raises(
+        TypeError, match=r"keep loader\.state_dict\(\), or pickle the loader, which goes on at this place$"
+    ):
+        again(batches)
+    assert next(batches).i.tolist() == [2, 3] and list(batches) == []
 
 
 def test_names_that_do_nothing_are_refused():
@@ -767,5 +819,7 @@ def test_names_that_do_nothing_are_refused():
     for thing in (data, jl.live(ring), ring, memory, jl.Replay(ring, memory), jl.mix((data, 1)), jl.sequential):
         with pytest.raises(AttributeError):
             thing.seed = 5
+    with pytest.raises(AttributeError, match="has no attribute 'batchsize'"):
+        jl.Loader(data, 2).batchsize = 5
     memory.beta = 0.7
     assert memory.state_dict()["beta"] == 0.7

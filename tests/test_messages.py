@@ -152,6 +152,33 @@ def whole(x: Any) -> Any:
     return 300
 
 
+async def later(x: Any) -> Any:
+    return x
+
+
+def yields(x: Any) -> Any:
+    yield x
+
+
+async def streams(src: Any, dst: Any, key: Any) -> Any:
+    yield dst
+
+
+def powered(x: Any, y: Any = 2) -> Any:
+    return x**y
+
+
+def fills(src: Any, dst: Any, key: Any, by: Any = 1) -> None:
+    dst[0] = by
+
+
+def inverse(x: Any) -> Any:
+    return x**-1
+
+
+SUSPENDED = "{}, and a stage gives its result when it is called"
+
+
 def same(src: Any, dst: Any, key: Any) -> None:
     for i in range(dst.size):
         dst[i] = src[i]
@@ -373,7 +400,62 @@ LINKS = [
     (
         lambda: jl.Dataset(t=np.array(["2020-01-01"], "M8[D]")).map("t", jl.clip(0, 1)),
         jl.PipelineError,
-        "stage 0 'clip(0, 1)' on field 't': clip takes numbers of at most 64 bits; got datetime64[D] () [{here}]",
+        "stage 0 'clip(0, 1)' on field 't': clip takes numbers of at most 64 bits: "
+        "give the dates' count of units, array.view('int64'); got datetime64[D] () [{here}]",
+    ),
+    (
+        lambda: jl.Dataset(c=np.zeros(2, complex)).map("c", jl.cast("float32")),
+        jl.PipelineError,
+        "stage 0 'cast(float32)' on field 'c': cast(float32) takes numbers of at most 64 bits: "
+        "give array.real and array.imag as fields; got complex128 () [{here}]",
+    ),
+    (lambda: DATA.map("x", later), TypeError, SUSPENDED.format("later is an async def") + ": write a plain def"),
+    (lambda: jl.stage(streams), TypeError, SUSPENDED.format("streams is an async def") + ": write a plain def"),
+    (
+        lambda: jl.elementwise(yields),
+        TypeError,
+        SUSPENDED.format("yields is a generator function (it has a yield)") + ": write a plain def",
+    ),
+    (
+        lambda: jl.batch_stage(yields),
+        TypeError,
+        SUSPENDED.format("yields is a generator function (it has a yield)") + ": write a plain def",
+    ),
+    (
+        lambda: DATA.apply(yields),
+        TypeError,
+        SUSPENDED.format("apply: yields is a generator function (it has a yield)"),
+    ),
+    (lambda: DATA.apply_rows(later), TypeError, SUSPENDED.format("apply: later is an async def")),
+    (
+        lambda: jl.Loader(DATA, 2, order=later),
+        TypeError,
+        "order takes a plain function, and later is an async def",
+    ),
+    (
+        lambda: DATA.map("x", powered),
+        TypeError,
+        "powered takes 2 arguments: a stage function takes one number, or (src, dst, key); "
+        "'y', with a default, counts too: let it stand in the closure",
+    ),
+    (
+        lambda: DATA.map("x", jl.elementwise(powered)),
+        jl.PipelineError,
+        "stage 0 'powered' on field 'x': powered takes 2 fields of one shape; "
+        "'y', with a default, counts too: let it stand in the closure; "
+        f"got float64 (4,) [{HERE} line {lines_of(powered)}]",
+    ),
+    (
+        lambda: jl.stage(fills),
+        TypeError,
+        "stage takes a function (src, dst, key), got fills; "
+        "'by', with a default, counts too: let it stand in the closure",
+    ),
+    (
+        lambda: DATA.map("y", inverse),
+        jl.PipelineError,
+        "stage 0 'inverse' on field 'y': cannot take int64: an integer to a negative power is 0 in a kernel: "
+        f"write 1 / x, or float(x) to that power; got int64 () [{HERE} line {lines_of(inverse) + 1}]",
     ),
     (
         lambda: DATA.map("x", attribute),
@@ -483,13 +565,13 @@ LINKS = [
     (
         lambda: jl.Dataset(x=np.ones(3, np.longdouble)).map("x", jl.normalize(0, 1)),
         jl.PipelineError,
-        "stage 0 'normalize' on field 'x': normalize takes numbers of at most 64 bits; "
+        "stage 0 'normalize' on field 'x': normalize takes numbers of at most 64 bits: give array.astype('float64'); "
         f"got {np.dtype(np.longdouble)} () [{{here}}]",
     ),
     (
         lambda: jl.Dataset(x=np.ones(3, complex)).map("x", jl.stage(same)),
         jl.PipelineError,
-        "stage 0 'same' on field 'x': same takes numbers of at most 64 bits; "
+        "stage 0 'same' on field 'x': same takes numbers of at most 64 bits: give array.real and array.imag as fields; "
         f"got complex128 () [{HERE} line {lines_of(same)}]",
     ),
     (
@@ -886,6 +968,8 @@ def test_a_variable_of_two_types() -> None:
     with pytest.raises(jl.PipelineError) as raised:
         DATA.map("x", two_kinds)
     text, line = re.fullmatch(r"(.*) \[.* line (\d+)\]", str(raised.value)).groups()  # type: ignore[union-attr]
-    wanted = "stage 0 'two_kinds' on field 'x': cannot take float64: cannot unify float64 and str for 'y'; got float64 (4,)"
+    wanted = (
+        "stage 0 'two_kinds' on field 'x': cannot take float64: cannot unify float64 and str for 'y'; got float64 (4,)"
+    )
     assert text == wanted
     assert 0 < int(line) - lines_of(two_kinds) <= 4

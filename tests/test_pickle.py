@@ -5,6 +5,7 @@ import functools
 import multiprocessing
 import pickle
 import threading
+import types
 
 import numpy as np
 import pytest
@@ -18,9 +19,10 @@ def again(value):
     return pickle.loads(pickle.dumps(value))
 
 
-def test_another_process_goes_on_exactly(tmp_path):
+def test_another_process_goes_on_exactly(tmp_path, monkeypatch):
     """A half-used loader over a mapped file, with built-in and user stages and Python functions, continues in a spawned
-    process with the very next batch; the file travels by path."""
+    process with the very next batch, and with globals as they were when it was linked; the file travels by path."""
+    monkeypatch.setattr(spawned, "HALF", 0.25)  # the other process imports 0.5
     np.save(tmp_path / "x.npy", np.arange(4_000_000, dtype="f4").reshape(1_000_000, 4))
     np.save(tmp_path / "i.npy", np.arange(1_000_000))
     data = jl.Dataset(x=tmp_path / "x.npy", i=tmp_path / "i.npy")
@@ -102,6 +104,39 @@ def test_a_function_that_names_itself():
 
     back = again(jl.Dataset(x=np.arange(3)).apply(lambda b: {"x": np.array([stage(int(v)) for v in b.x])}))
     assert back[:].x.tolist() == [0, 1, 2]
+
+
+CONFIG = types.ModuleType("config")
+CONFIG.factor, TABLE = 3.0, np.arange(4.0)
+
+
+def tripled(x):
+    return moved(x) * CONFIG.factor
+
+
+def moved(x):
+    return x + TABLE[1]
+
+
+@jl.batch_stage
+def doubled(j, xs, x, key):
+    x[0] = xs[j] * 2
+
+
+def test_what_a_stage_was_linked_with_travels(monkeypatch):
+    """Globals, those of functions that it calls, and attributes of modules that were changed or are gone meanwhile."""
+    data = jl.Dataset(x=np.arange(3.0)).map("x", tripled)
+    text = pickle.dumps(data)
+    monkeypatch.setattr(CONFIG, "factor", 0.0)
+    monkeypatch.delitem(globals(), "TABLE")
+    for back in (pickle.loads(text), again(pickle.loads(text)), again(data)):
+        assert back[:].x.tolist() == [3.0, 6.0, 9.0] and back[2].x == 9.0
+
+
+def test_functions_of_numpy_and_batch_stages_pickle():
+    """What is generated round them belongs to no module."""
+    data = jl.Dataset(x=np.array([1.0, 4.0, 9.0])).map("x", np.sqrt, doubled)
+    assert again(data)[:].x.tolist() == [2.0, 4.0, 6.0]
 
 
 def test_stages_alone_pickle():

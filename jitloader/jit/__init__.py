@@ -13,9 +13,9 @@ from .cpus import available_cpus as available_cpus
 from .cpus import quota as quota
 from .depends import GENERATED as GENERATED
 from .depends import captured as captured
+from .depends import codes as codes
 from .depends import fingerprint as fingerprint
 from .depends import helpers as helpers
-from .depends import original as original
 from .depends import plain_function as plain_function
 from .infer import infer as infer
 from .kernel import Call as Call
@@ -39,6 +39,7 @@ from .refuse import READ_ONLY as READ_ONLY
 from .refuse import CompileError as CompileError
 from .refuse import Refused as Refused
 from .refuse import refuse as refuse
+from .refuse import suspends as suspends
 from .store import cache_folder as cache_folder
 from .store import clear_cache as clear_cache
 from .words import array_at as array_at

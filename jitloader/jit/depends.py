@@ -80,9 +80,13 @@ class _Frozen(types.ModuleType):
     def __repr__(self) -> str:
         return f"<module {self.__name__!r} at {id(self):#x}>"  # Numba takes modules of one text for one
 
+    def __reduce__(self) -> Any:
+        read = {name: value for name, value in vars(self).items() if name[:2] != "__"}
+        return _Frozen, (self.__name__,), read
+
 
 _captured: weakref.WeakValueDictionary[Any, Any] = weakref.WeakValueDictionary()
-_originals: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+_copies: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def captured(function: Callable[..., Any]) -> Any:
@@ -92,20 +96,15 @@ def captured(function: Callable[..., Any]) -> Any:
     globals it had: one whose globals changed must be another object. Functions alike, with all they refer to, are one.
     """
     plain = plain_function(function)
-    if not isinstance(plain, types.FunctionType) or ours(plain) or plain in _originals:
+    if not isinstance(plain, types.FunctionType) or ours(plain) or plain in _copies:
         return plain
     place = plain.__code__.co_filename, plain.__code__.co_firstlineno, plain.__qualname__, plain.__module__
     key = (*place, fingerprint(plain))
     found = _captured.get(key)
     if found is None:
         found = _captured[key] = _frozen(plain, plain, {})
-        _originals[found] = plain
+        _copies.add(found)
     return found
-
-
-def original(function: Any) -> Any:
-    """Give the function that was captured, None for any other."""
-    return _originals.get(function) if isinstance(function, types.FunctionType) else None
 
 
 def _frozen(value: Any, reader: types.FunctionType, made: dict[Any, Any]) -> Any:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from .build import numba_type, numba_types, register
 from .depends import fingerprint, plain_function
 from .kinds import Array
-from .refuse import READ_ONLY, CompileError, reason_of, refuse
+from .refuse import NEGATIVE, READ_ONLY, CompileError, reason_of, refuse
 from .store import cache_folder, platform, read, write
 
 
@@ -21,7 +22,7 @@ def infer(function: Callable[..., Any], kinds: Sequence[str | Array], sources: i
     user's own file. Raises CompileError with the user's own file and line; Refused for
     what no kernel may do.
     """
-    key = fingerprint(function, tuple(kinds), sources, "typing", platform())
+    key = fingerprint(function, tuple(kinds), sources, "typing, powers", platform())
     folder = cache_folder()
     file = folder / f"{key[:40]}.type" if folder else None
     if key in _inferred:
@@ -87,6 +88,12 @@ def _typing() -> Any:
                 writes = isinstance(kind, nt.BoundFunction) and kind.typing_key in ("array.sort", "array.fill")
                 if writes and not getattr(kind.this, "mutable", True):
                     raise errors.TypingError("Cannot modify readonly array", loc=state.func_ir.loc)
+            for block in state.func_ir.blocks.values():
+                for expr in block.find_exprs("binop"):
+                    base, power = (state.typemap[side.name] for side in (expr.lhs, expr.rhs))
+                    below = isinstance(power, nt.IntegerLiteral) and power.literal_value < 0
+                    if expr.fn is operator.pow and below and isinstance(base, (nt.Integer, nt.Boolean)):
+                        raise errors.TypingError(NEGATIVE, loc=expr.loc)
             raise compiler._EarlyPipelineCompletion(state.return_type)
 
     class Typing(compiler.CompilerBase):  # type: ignore[misc, unused-ignore]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import contextlib
 import dis
+import inspect
 import os
 import re
 import types
@@ -112,6 +113,15 @@ def _hidden(value: Any) -> str:
     return RANDOM.format("random") if name == "random" else ""
 
 
+def suspends(function: Any) -> str:
+    """Name a kind of function that gives no value when it is called, "" for a plain one."""
+    code = getattr(plain_function(function), "__code__", None)
+    flags = code.co_flags if code is not None else 0
+    if flags & (inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR | inspect.CO_ITERABLE_COROUTINE):
+        return "an async def"
+    return "a generator function (it has a yield)" if flags & inspect.CO_GENERATOR else ""
+
+
 def users(function: Callable[..., Any]) -> tuple[str, str]:
     """Give name, and file and line, of the first function below that is not of this package."""
     every: list[Any] = [*helpers(function), function]
@@ -129,6 +139,9 @@ _OPCODES = {
 
 
 READ_ONLY = "a source is the data itself: write to dst alone"
+
+
+NEGATIVE = "an integer to a negative power is 0 in a kernel: write 1 / x, or float(x) to that power"
 
 
 # What Numba says, and what we say; the first that is found in its report.

@@ -19,6 +19,8 @@ def _plain_function(value: Any, what: str) -> types.FunctionType:
     value = getattr(value, "py_func", value)
     if not isinstance(value, types.FunctionType):
         raise TypeError(f"{what} takes a plain function (def or lambda), got {type(value).__name__}")
+    if kind := jit.suspends(value):
+        raise TypeError(f"{what} takes a plain function, and {value.__name__} is {kind}")
     return value
 
 

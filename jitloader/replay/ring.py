@@ -24,11 +24,24 @@ class Snapshot(NamedTuple):
 
 def row_spec(name: str, spec: Any) -> tuple[np.dtype, tuple[int | None, ...]]:
     """Give a spec, a dtype or a pair (dtype, shape of one row), as that pair."""
-    dtype, shape = spec if isinstance(spec, tuple) else (spec, ())
-    sizes = tuple(shape) if isinstance(shape, (tuple, list)) else (shape,)
-    if np.dtype(dtype).hasobject:
-        raise TypeError(f"field {name}: {np.dtype(dtype)} is not of fixed size")
-    return np.dtype(dtype), tuple(None if n is None else operator.index(n) for n in sizes)
+    try:
+        dtype, shape = spec if isinstance(spec, tuple) else (spec, ())
+        sizes = tuple(shape) if isinstance(shape, (tuple, list)) else (shape,)
+        found = np.dtype(dtype), tuple(None if n is None else operator.index(n) for n in sizes)
+    except (TypeError, ValueError):
+        raise TypeError(f"field {name}: a dtype, or a pair (dtype, shape of one row) expected, got {spec!r}") from None
+    if found[0].hasobject:
+        raise TypeError(f"field {name}: {found[0]} is not of fixed size")
+    if any(n is not None and n < 0 for n in found[1]):
+        raise ValueError(f"field {name}: sizes of at least 0 expected, got {found[1]}")
+    return found
+
+
+def _array(name: str, value: Any) -> np.ndarray:
+    try:
+        return np.asarray(value)
+    except ValueError:
+        raise ValueError(f"field {name}: rows of one shape expected, some differ in length") from None
 
 
 def fitted(name: str, value: np.ndarray, dtype: np.dtype) -> np.ndarray:
@@ -146,7 +159,7 @@ class Ring:
         Raises ValueError on a field that is missing, unknown or of another shape, on a number out of its dtype's range
         and on text longer than its width, TypeError on values of another kind; nothing is written then.
         """
-        values = self._check({name: np.asarray(value)[None] for name, value in row.items()})
+        values = self._check({name: _array(name, value)[None] for name, value in row.items()})
         return int(self._write(values, 1)[0])
 
     def extend(self, **rows: Any) -> np.ndarray:
@@ -155,7 +168,7 @@ class Ring:
         Of more rows than the ring can hold only the last are kept, and given. Raises what `append` raises, and
         ValueError where fields have different numbers of rows; nothing is written then.
         """
-        values = self._check({name: np.asarray(value) for name, value in rows.items()})
+        values = self._check({name: _array(name, value) for name, value in rows.items()})
         counts = {name: len(value) for name, value in values.items()}
         if len(set(counts.values())) > 1:
             raise ValueError(f"fields of different lengths: {', '.join(f'{k} {n}' for k, n in counts.items())}")
@@ -166,7 +179,9 @@ class Ring:
             raise ValueError(f"a row has the fields {', '.join(self._arrays)}, not {', '.join(values) or 'none'}")
         for name, array in self._arrays.items():
             value = values[name]
-            if value.ndim < 1 or value.shape[1:] != array.shape[1:]:
+            if value.ndim < 1:
+                raise ValueError(f"field {name}: an array of rows of {array.shape[1:]} expected, one value found")
+            if value.shape[1:] != array.shape[1:]:
                 raise ValueError(f"field {name}: rows are {array.shape[1:]}, not {value.shape[1:]}")
             values[name] = fitted(name, value, array.dtype)
         return values

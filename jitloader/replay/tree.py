@@ -344,10 +344,11 @@ class Prioritized:
                 "shares": base64.b64encode(self._sums[: self._capacity].astype("<f8").tobytes()).decode(),
             }
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any], rows: int | None = None) -> None:
         """Go on where `state` was taken: the next draw is the one that would have come; "shares" may be an array or a list.
 
-        Raises StateError, and changes nothing, where the state is of another capacity or alpha, or is damaged.
+        `rows`: how many rows there are, where that is known. Raises StateError, and changes nothing, where the state is of
+        another capacity or alpha, has a share for a row beyond these, or is damaged.
         """
         if not isinstance(state, Mapping):
             raise StateError(f"a state is what state_dict() gives, got {type(state).__name__}")
@@ -355,7 +356,7 @@ class Prioritized:
         if missing:
             raise StateError(f"the state lacks {', '.join(sorted(missing))}")
         for name, own in (("version", VERSION), ("capacity", self._capacity), ("alpha", self._alpha)):
-            if state[name] != own:
+            if not isinstance(state[name], (int, float)) or state[name] != own:
                 raise StateError(f"the state has {name} {state[name]}, and this memory {own}")
         try:
             shares = state["shares"]
@@ -363,13 +364,21 @@ class Prioritized:
                 shares = np.frombuffer(base64.b64decode(shares, validate=True), "<f8")
             shares = np.asarray(shares, np.float64)
             beta, highest = _exponent(state["beta"], "beta"), _exponent(state["highest"], "highest")
-            seed, step = operator.index(state["seed"]), operator.index(state["step"])
-        except (TypeError, ValueError) as error:
+            seed, step, stratified = operator.index(state["seed"]), operator.index(state["step"]), state["stratified"]
+        except (TypeError, ValueError, OverflowError) as error:
             raise StateError(f"the state is damaged: {error}") from None
         if shares.shape != (self._capacity,) or not np.all((shares >= 0) & (shares <= HUGE)):
             raise StateError(f"the state is damaged: shares must be {self._capacity} numbers of 0 to {HUGE}")
+        if not 0 <= step < 1 << 63 or not isinstance(stratified, bool) or highest > self._limit:
+            told = f"step {step}, stratified {stratified!r}, highest {highest:g}"
+            raise StateError(
+                f"the state is damaged: {told}: a whole number, True or False, at most {self._limit:.3g} expected"
+            )
+        if rows is not None and shares[rows:].any():
+            row = rows + int(np.flatnonzero(shares[rows:])[0])
+            raise StateError(f"the state has a priority for row {row}, and {rows} rows were written: load these first")
         with self._lock:
-            self._seed, self._step, self._stratified = seed, step, bool(state["stratified"])
+            self._seed, self._step, self._stratified = seed, step, stratified
             self._beta, self._highest[0] = beta, highest
             self._sums[: self._capacity] = shares
             jit.load(_rebuild, [REALS, REALS, INDICES])(self._sums, self._least, self._levels)

@@ -8,7 +8,7 @@ from typing import Any
 from .. import jit
 from ..spec import Spec
 from .checks import settled
-from .stage import Bound, Misfit, Stage, arity, called, numeric, source_of, writable, written_in_python
+from .stage import Bound, Misfit, Stage, arity, called, numeric, source_of, with_defaults, writable, written_in_python
 
 
 def batch_stage(function: Callable[..., Any] | None = None, /) -> Any:
@@ -37,7 +37,8 @@ def batch_stage(function: Callable[..., Any] | None = None, /) -> Any:
     count = arity(function) - 2 if callable(function) else 0
     if count < 2 or count % 2:
         wanted = "(j, a batch for each field, a target for each field, key)"
-        raise TypeError(f"batch_stage takes a function {wanted}, got {called(function)}")
+        more = with_defaults(function) if callable(function) else ""
+        raise TypeError(f"batch_stage takes a function {wanted}, got {called(function)}{more}")
     made = written_in_python(function)
     name = getattr(function, "__name__", "batch_stage")
 

@@ -6,7 +6,7 @@ import inspect
 import sys
 from typing import Any
 
-from .stage import Stage, arity, called, elementwise, stage, written_in_python
+from .stage import Stage, arity, called, elementwise, stage, with_defaults, written_in_python
 
 
 def as_stage(value: Any) -> Stage:
@@ -29,7 +29,8 @@ def as_stage(value: Any) -> Stage:
         return elementwise(function)  # type: ignore[no-any-return]
     if count == 3:
         return stage(function)  # type: ignore[no-any-return]
-    raise TypeError(f"{called(value)} takes {count} arguments: a stage function takes one number, or (src, dst, key)")
+    told = f"{called(value)} takes {count} arguments: a stage function takes one number, or (src, dst, key)"
+    raise TypeError(told + with_defaults(function))
 
 
 def _factory(value: Any) -> str:

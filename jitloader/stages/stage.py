@@ -96,10 +96,21 @@ def floating(dtype: np.dtype) -> np.dtype:
     return dtype if dtype == np.float64 else np.dtype(np.float32)
 
 
+REMEDIES = {
+    "M": ": give the dates' count of units, array.view('int64')",
+    "m": ": give the times' count of units, array.view('int64')",
+    "c": ": give array.real and array.imag as fields",
+    "f": ": give array.astype('float64')",
+    "S": ": give text as codes, np.unique(array, return_inverse=True)[1]",
+    "U": ": give text as codes, np.unique(array, return_inverse=True)[1]",
+}  # by the kind of what is no such number
+
+
 def numeric(spec: Spec, name: str) -> None:
     """Refuse a spec that is not of numbers."""
     if spec.dtype.kind not in "biuf" or spec.dtype.itemsize > 8:
-        raise Misfit(f"{name} takes numbers of at most 64 bits")
+        remedy = REMEDIES.get(spec.dtype.kind, "")
+        raise Misfit(f"{name} takes numbers of at most 64 bits{remedy}")
 
 
 def writable(dtype: np.dtype, name: str) -> np.dtype:
@@ -116,7 +127,9 @@ def gives_value(function: Kernel) -> bool:
     for here in dis.get_instructions(jit.plain_function(function)):
         if here.opname == "RETURN_CONST" and here.argval is not None:
             return True
-        if here.opname == "RETURN_VALUE" and (before is None or before.opname != "LOAD_CONST" or before.argval is not None):
+        if here.opname == "RETURN_VALUE" and (
+            before is None or before.opname != "LOAD_CONST" or before.argval is not None
+        ):
             return True
         before = here
     return False
@@ -169,6 +182,10 @@ def written_in_python(function: Kernel) -> Kernel:
 def arity(function: Kernel) -> int:
     """Give the number of positional parameters of a function, TypeError where it has others; of one of Python's or NumPy's
     own, of those it needs."""
+    if kind := jit.suspends(function):
+        raise TypeError(
+            f"{called(function)} is {kind}, and a stage gives its result when it is called: write a plain def"
+        )
     if isinstance(function, np.ufunc):
         return function.nin
     if isinstance(function, (types.BuiltinFunctionType, type)):
@@ -186,6 +203,15 @@ def arity(function: Kernel) -> int:
                 "let it stand in the closure"
             )
     return len(parameters)
+
+
+def with_defaults(function: Kernel) -> str:
+    """Say of a function that is taken for one of more arguments which of them have a default; "" where none has."""
+    if not isinstance(jit.plain_function(function), types.FunctionType):
+        return ""
+    every = inspect.signature(jit.plain_function(function)).parameters.values()
+    some = ", ".join(repr(p.name) for p in every if p.default is not p.empty)
+    return f"; {some}, with a default, counts too: let it stand in the closure" if some else ""
 
 
 def called(value: Any) -> str:
@@ -210,8 +236,8 @@ def elementwise(function: Kernel | None = None, /, *, dtype: Any = None) -> Any:
     that the function needs are taken from its closure or its globals, as they are on the line that links it: what is set
     later counts where it is linked again. A function of two or three numbers
     takes as many fields of one shape: `data.map(("a", "b"), f)`. Those of Python and NumPy (`math.sqrt`, `np.exp`) will do. Linking it raises PipelineError where Numba cannot type
-    it; a result that does not fit an integer dtype is a PipelineError naming the row; integers past 64 bits wrap,
-    and `//` and `%` by a plain number take a uint64 above 2**63 as signed.
+    it; a result that does not fit an integer dtype is a PipelineError naming the row; integers past 64 bits wrap, an integer
+    to a negative power is 0 (`x**-1` is refused: write `1 / x`), and `//` and `%` by a plain number take a uint64 above 2**63 as signed.
 
     >>> import numpy as np, jitloader as jl
     >>> @jl.elementwise
@@ -223,7 +249,8 @@ def elementwise(function: Kernel | None = None, /, *, dtype: Any = None) -> Any:
     if function is None:
         return lambda f: elementwise(f, dtype=dtype)
     if not callable(function) or not 1 <= arity(function) <= 3:
-        raise TypeError(f"elementwise takes a function of one to three numbers, got {called(function)}")
+        more = with_defaults(function) if callable(function) else ""
+        raise TypeError(f"elementwise takes a function of one to three numbers, got {called(function)}{more}")
     function = written_in_python(function)
     name = getattr(function, "__name__", "elementwise")
     fixed = None if dtype is None else writable(np.dtype(dtype), name)
@@ -251,7 +278,7 @@ def elementwise(function: Kernel | None = None, /, *, dtype: Any = None) -> Any:
 
     def join(specs: tuple[Spec, ...]) -> tuple[Bound, ...]:
         if len(specs) != arity(function) or len({s.shape for s in specs}) > 1 or specs[0].ragged:
-            raise Misfit(f"{name} takes {arity(function)} fields of one shape")
+            raise Misfit(f"{name} takes {arity(function)} fields of one shape{with_defaults(function)}")
         now = jit.captured(function)
         return (Bound("sample", out(now, specs), _over(now, tuple(s.dtype for s in specs))),)
 
@@ -310,7 +337,8 @@ def stage(
     targets = arity(function) - inputs - 1 if callable(function) else 0
     if targets < 1 or (inputs == 1 and targets != 1):
         wanted = "(src, dst, key)" if inputs == 1 else f"({inputs} sources, targets, key)"
-        raise TypeError(f"stage takes a function {wanted}, got {called(function)}")
+        more = with_defaults(function) if callable(function) else ""
+        raise TypeError(f"stage takes a function {wanted}, got {called(function)}{more}")
     function = written_in_python(function)
     name = getattr(function, "__name__", "stage")
     if gives_value(function):

@@ -261,7 +261,12 @@ def reopen(
 
 def placed(value: Any, field: str) -> Any:
     """Give an h5py dataset or a zarr array as opening its file does, mapped or decoded when it is read; anything else as it
-    is. What lies in no file of its own is read whole, of which a UserWarning says so from 1 MB on."""
+    is. What lies in no file of its own is read whole, of which a UserWarning says so from 1 MB on. Raises TypeError for a file or a group of arrays."""
+    for package in ("h5py", "zarr"):
+        known = getattr(sys.modules.get(package), "Group", None)
+        if isinstance(known, type) and isinstance(value, known):
+            what = f"{'an' if package == 'h5py' else 'a'} {package} {type(value).__name__}"
+            raise TypeError(f"field {field!r} is {what}, which holds several arrays: give one of them, as file['name']")
     for package, kind, form in (("h5py", "Dataset", hdf5), ("zarr", "Array", zarr)):
         known = getattr(sys.modules.get(package), kind, None)
         if isinstance(known, type) and isinstance(value, known):
