@@ -17,6 +17,7 @@ from ..spec import Spec
 from ..stages import Bound, Step
 from .lookups import measure, reach
 from .nest import Axis, Flow, Value, combinations, fixed, flush, outside, widened
+from .prefetch import prefetch, wanted_of
 from .program import Later, Output, Program
 from .rows import Recipe, Writer
 
@@ -42,9 +43,6 @@ def compose(
         return program
     # Written when it is asked for: files that are in memory already need none.
     return program._replace(grounds=grounds, reach=Later(lambda: reach(recipe, fields)))
-
-
-PREFETCHED = 64  # cache lines of a row that are asked for: past 4 KB the processor itself has seen where it goes
 
 
 class _Fuser(Writer):
@@ -88,8 +86,8 @@ class _Fuser(Writer):
     def program(self) -> Program:
         """Write the function, and the one that measures where rows vary."""
         code, add = self.code, self.code.add
-        wanted, lead = self._wanted()
-        with self.rows(lead, functools.partial(self._prefetch, wanted, lead) if wanted else None):
+        wanted, lead = wanted_of(self.sources.values())
+        with self.rows(lead, functools.partial(prefetch, self, wanted, lead) if wanted else None):
             if self.row_numbers:
                 start = f" + {code.argument(self.recipe.base)}" if self.recipe.base else ""
                 add(f"out{self.at[self.row_numbers]}[place + done + j] = r{start}")
@@ -114,53 +112,6 @@ class _Fuser(Writer):
         return made._replace(measure=measure(self.recipe, self.fields, varied)) if varied else made
 
     # -- reading ------------------------------------------------------------------------------------------------------
-
-    def _wanted(self) -> tuple[list[tuple[Samples, int]], int]:
-        """Give the fields whose rows are asked for before their turn, with the items from their first to past their last,
-        and how many rows before: worth up to 1.9x on rows of a few cache lines, 1.5x on token windows of 2 KB."""
-        wanted: list[tuple[Samples, int]] = []
-        for samples in self.sources.values():
-            size = 1
-            for n, s in zip(samples.shape, samples.strides, strict=False):
-                size += ((n or 1) - 1) * abs(s)
-            if not samples.nbytes:
-                continue
-            for k, (other, covered) in enumerate(wanted):  # fields over the same bytes: tokens and the next ones
-                shift = _apart(other, samples)
-                if shift is not None and 0 <= shift <= covered:
-                    wanted[k] = other, max(covered, shift + size)
-                    break
-            else:
-                wanted.append((samples, size))
-        total = sum(size * samples.carrier.itemsize for samples, size in wanted)
-        if any(samples.length is not None for samples, _ in wanted):
-            return wanted, 4  # rows of 360 bytes in the mean: 2 to 16 rows ahead were all alike
-        return wanted, 32 if total <= 64 else 16 if total <= 512 else 8 if total <= 2048 else 2
-
-    def _prefetch(self, wanted: list[tuple[Samples, int]], lead: int) -> None:
-        """Ask for the lines of a row to come, and for what says where the rows after it lie."""
-        code = self.code
-        tables = {id(t): t for samples, _ in wanted for t in _tables(samples, self.recipe.total)}
-        if tables:
-            with code.block(f"if i + {lead} < m and 0 <= rows[i + {lead}] < {self.count}:"):
-                for table in tables.values():
-                    code.add(f"prefetch({code.argument(table)}, rows[i + {lead}])")
-        for k, (samples, size) in enumerate(wanted):
-            flat, base = self.row(samples, "ahead", f"_a{k}", search=False)
-            line = max(1, 64 // samples.carrier.itemsize)
-            most = PREFETCHED * line
-            if samples.length is not None:
-                with code.block(f"for x in range(0, min(n_a{k} * {abs(samples.strides[0])}, {most}), {line}):"):
-                    code.add(f"prefetch({flat}, {base} + x)")
-                continue
-            size = min(size, most)
-            lines = range(0, size, line)
-            if len(lines) > 8:
-                with code.block(f"for x in range(0, {size}, {line}):"):
-                    code.add(f"prefetch({flat}, {base} + x)")
-                lines = range(0)
-            for x in sorted({*lines, size - 1}):  # the last: few rows begin with a cache line
-                code.add(f"prefetch({flat}, {base} + {x})")
 
     def _read(self, name: str, samples: Samples) -> Flow:
         suffix = self.suffix[name] + self.partner
@@ -522,22 +473,3 @@ class _Fuser(Writer):
 def _most(flow: Flow) -> int:
     """Give how many different constants a value outside may pass; a row that varies cannot be set down in between."""
     return 4096 if any(isinstance(n, str) for n in flow.lengths) else 16
-
-
-def _apart(one: Samples, other: Samples) -> int | None:
-    """Give how many items a second field's samples begin behind a first one's, where that is the same for all rows."""
-    same = one.locate is other.locate is None and one.length is other.length is None
-    if not same or len(one.parts) != 1 or len(other.parts) != 1:
-        return None
-    (a,), (b,), (rows, others) = one.parts, other.parts, (one.rows, other.rows)
-    alike = rows.table is others.table and (rows.start, rows.step) == (others.start, others.step)
-    return b.offset - a.offset if a.flat is b.flat and a.stride == b.stride and alike else None
-
-
-def _tables(samples: Samples, count: int) -> list[np.ndarray]:
-    """Give the tables that say where row r lies, by item r: they are as large as the data set has rows."""
-    if samples.rows.table is not None:
-        return [samples.rows.table]
-    if samples.rows.start or samples.rows.step != 1:
-        return []
-    return [p for p in samples.params if isinstance(p, np.ndarray) and p.ndim == 1 and count <= p.size <= count + 1]
