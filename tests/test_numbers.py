@@ -5,8 +5,12 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
 import jitloader as jl
+from jitloader.spec import Spec
+from jitloader.stages import levels
 
 
 def raw(dtype, shape, seed=0):
@@ -33,6 +37,71 @@ def test_normalize_is_within_an_ulp(dtype):
             near |= abs(got - wanted) <= 2 * np.spacing(abs(wanted))
     same = (got == wanted) | (np.isnan(got) & np.isnan(wanted))
     assert (near | same).all()
+
+
+LEVELS = {"u1": np.arange(0, 256, dtype="u1"), "i1": np.arange(-128, 128, dtype="i1")}
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.sampled_from(["u1", "i1"]),
+    st.one_of(st.integers(-300, 300), st.floats(-300, 300), st.floats(-1e30, 1e30)),
+    st.one_of(st.integers(1, 300), st.floats(1e-3, 1e3), st.floats(1e-300, 1e300)),
+)
+def test_normalize_of_all_8_bit_numbers(dtype, mean, std):
+    """Every 8-bit number gives the bits of (x - mean) * (1 / std) in float64, rounded once, whichever way is taken."""
+    x = LEVELS[dtype]
+    with np.errstate(all="ignore"):
+        wanted = ((x.astype(np.float64) - mean) * (1.0 / np.float64(std))).astype(np.float32)
+        bound = jl.normalize(mean, std).bind(Spec(x.dtype, ()))
+        made = [np.float32(bound.kernel(int(v), *(float(e) for e in bound.elements))) for v in x]
+    assert (np.array(made, np.float32).view("u4") == wanted.view("u4")).all()
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.floats(-1e38, 1e38), st.floats(-1e38, 1e38))
+@example(0.0, 1.0)
+@example(-1.0, 1.0)
+@example(0.0, 5e-324)
+@example(-1e308, 1e308)
+def test_scale_of_all_bytes(low, high):
+    """Every byte gives the bits of the float64 formula, rounded once; 0 gives `low` and 255 `high`."""
+    if not low < high:
+        low, high = high, np.nextafter(low, np.inf).item() if low == high else low
+    x = LEVELS["u1"].astype(np.float64)
+    with np.errstate(all="ignore"):
+        part = x / 255.0
+        wanted = (low * (1.0 - part) + high * part if (low, high) != (0, 1) else part).astype(np.float32)
+        bound = jl.scale(low, high).bind(Spec(np.dtype("u1"), ()))
+        made = np.array([np.float32(bound.kernel(int(v), *bound.params)) for v in x], np.float32)
+        assert made[0] == np.float32(low) and made[-1] == np.float32(high)
+    assert (made.view("u4") == wanted.view("u4")).all()
+
+
+def test_8_bit_numbers_are_computed_in_float32():
+    """The narrow way is taken for the usual statistics, compiled as in plain Python, and not where it does not pay."""
+    x = LEVELS["u1"].reshape(4, 1, 8, 8)
+    for stage in (jl.scale(), jl.scale(-1, 1), jl.normalize(33.318, 78.567), jl.normalize([[[127.5]]], [[[64]]])):
+        data = jl.Dataset(x=x).map("x", stage)
+        assert stage.bind(Spec(x.dtype, (1, 8, 8))).kernel is levels.affine
+        compiled, plain = data[:].x, np.stack([data[i].x for i in range(4)])
+        assert (compiled.view("u4") == plain.view("u4")).all() and not jl.Loader(data, 2).check(4).differences
+    channels = jl.normalize([123.675, 116.28, 103.53], [58.395, 57.12, 57.375])
+    assert channels.bind(Spec(np.dtype("u1"), (3, 8, 8))).kernel is levels.affine  # a plane has one mean
+    assert channels.bind(Spec(np.dtype("u1"), (8, 8, 3))).kernel is not levels.affine
+    for dtype in ("u2", "f4", "?"):
+        assert jl.normalize(1, 2).bind(Spec(np.dtype(dtype), (8,))).kernel is not levels.affine
+
+
+def test_a_map_that_float32_misses_stays_in_float64():
+    """What `single` gives has been compared for all values: one bit elsewhere and it gives nothing."""
+    slope, zero = np.float64(1 / 58.395), np.float64(123.675)
+    exact = lambda x: (x - zero) * slope  # noqa: E731
+    assert levels.single(np.dtype("u1"), exact, slope, zero) is not None
+    for k in (0, 77, 255):
+        off = lambda x, k=k: np.where(x == k, np.nextafter(np.float32(exact(x)), np.float32(9)), exact(x))  # noqa: E731
+        assert levels.single(np.dtype("u1"), off, slope, zero) is None
+    assert levels.single(np.dtype("u1"), exact, np.float64(np.inf), zero) is None
 
 
 @pytest.mark.parametrize("dtype", ["f4", "f8"])

@@ -9,6 +9,7 @@ import numpy as np
 
 from .. import jit
 from ..spec import Spec
+from . import levels
 from .checks import fit, number, numbers
 from .stage import Bound, Misfit, Stage, floating, numeric, writable
 
@@ -35,8 +36,13 @@ def normalize(mean: Any, std: Any) -> Stage:
 
     def bind(spec: Spec) -> Bound:
         numeric(spec, "normalize")
+        made = Spec(floating(spec.dtype), spec.shape)
         elements = fit(centre, spec, "normalize", "mean"), fit(inverse, spec, "normalize", "std")
-        return Bound("value", Spec(floating(spec.dtype), spec.shape), _normalize, elements=elements)
+        zero, slope = np.broadcast_arrays(*elements)
+        maps = levels.single(spec.dtype, lambda x: _normalize(x, zero, slope), slope, zero)
+        if maps is not None:
+            return Bound("value", made, levels.affine, elements=maps)
+        return Bound("value", made, _normalize, elements=elements)
 
     return Stage("normalize", bind)
 
@@ -61,9 +67,12 @@ def scale(low: float = 0.0, high: float = 1.0) -> Stage:
             raise Misfit("scale takes an unsigned integer dtype, as uint8")
         top = float(np.iinfo(spec.dtype).max)
         made = Spec(np.dtype(np.float32), spec.shape)
-        if (low, high) == (0, 1):
-            return Bound("value", made, _scale, (top,))
-        return Bound("value", made, _scale_to, (top, float(low), float(high)))
+        kernel, params = (_scale, (top,)) if (low, high) == (0, 1) else (_scale_to, (top, float(low), float(high)))
+        slope, zero = np.float64((high - low) / top), np.float64(-low * top / (high - low))
+        maps = levels.single(spec.dtype, lambda x: kernel(x, *params), slope, zero)
+        if maps is not None:
+            return Bound("value", made, levels.affine, tuple(float(a) for a in maps))
+        return Bound("value", made, kernel, params)
 
     return Stage("scale" if (low, high) == (0, 1) else f"scale({low}, {high})", bind)
 
