@@ -6,7 +6,6 @@ The folder is one of `storage.folder`, whose protocol keeps it whole; its manife
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import time
 from collections.abc import Mapping
@@ -237,6 +236,8 @@ def _array(field: str, array: np.ndarray) -> Any:
             f"cache: field {field!r} is {array.nbytes / 1e9:.1f} GB in memory, more than the {HASHED / 1e9:.1f} GB that are "
             "hashed to know it again: np.save it, and give Dataset the path of the file"
         )
+    import hashlib
+
     digest = hashlib.sha256()
     for block in storage.blocks(array):
         digest.update(block)

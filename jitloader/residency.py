@@ -18,12 +18,12 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from . import jit, storage
+from .jit.cpus import text_of
 from .samples import Samples
 from .storage.chunked import ABSENT, COMING, PAGE, THERE, Chunked, alive
 
@@ -459,18 +459,17 @@ def available_memory() -> int:
     """Bytes of memory this process may take: what the system has available, cut by the limit of its cgroup."""
     found = 1 << 32
     with contextlib.suppress(OSError, ValueError, IndexError):
-        lines = Path("/proc/meminfo").read_text().splitlines()
+        lines = text_of("/proc/meminfo").splitlines()
         found = int(next(line for line in lines if line.startswith("MemAvailable")).split()[1]) << 10
     for name in ("memory.max", "memory/memory.limit_in_bytes"):
         with contextlib.suppress(OSError, ValueError):
-            found = min(found, int(Path("/sys/fs/cgroup", name).read_text()))
+            found = min(found, int(text_of("/sys/fs/cgroup", name)))
     with contextlib.suppress(OSError, ValueError, IndexError):
-        for line in Path("/proc/self/cgroup").read_text().splitlines():
+        for line in text_of("/proc/self/cgroup").splitlines():
             _, kinds, path = line.split(":", 2)
             for name in ("memory.max",) if not kinds else ("memory.limit_in_bytes",) if kinds == "memory" else ():
                 with contextlib.suppress(OSError, ValueError):
-                    place = Path("/sys/fs/cgroup", kinds, path.lstrip("/"), name)
-                    found = min(found, int(place.read_text()))
+                    found = min(found, int(text_of("/sys/fs/cgroup", kinds, path.lstrip("/"), name)))
     return found
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import hashlib
 import itertools
 import os
 import time
@@ -95,7 +94,7 @@ def write(
     """
     given = {name: row_spec(name, spec) for name, spec in specs.items()}
     source = _source(rows, make)
-    job = hashlib.sha256(repr((source.job, source.count, sorted(given.items()))).encode()).hexdigest()
+    job = _hash(repr((source.job, source.count, sorted(given.items()))))
     wanted = source.threads if threads is None else whole_number("write: threads", threads, 1)
     known = storage.begun(folder, job) if resume else None
     if known is None:
@@ -243,7 +242,13 @@ def _told(make: Callable[..., Any]) -> str:
                     todo.append(value)
             elif isinstance(value, (bool, int, float, complex, str, bytes, type(None))):
                 told.append(repr(value))
-    return hashlib.sha256("\n".join(told).encode()).hexdigest()
+    return _hash("\n".join(told))
+
+
+def _hash(text: str) -> str:
+    import hashlib  # 4 ms that the import of this package need not wait for
+
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _told_of(data: Dataset) -> str:

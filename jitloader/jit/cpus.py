@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-from pathlib import Path
 
 
 def quota(text: str, allowed: int) -> int:
@@ -37,7 +36,7 @@ def available_cpus() -> int:
 def _quota_texts() -> list[str]:
     texts = []
     try:
-        own = [line.split(":", 2) for line in Path("/proc/self/cgroup").read_text().splitlines()]
+        own = [line.split(":", 2) for line in text_of("/proc/self/cgroup").splitlines()]
     except OSError:
         own = []
     for _, controllers, path in (line for line in own if len(line) == 3):
@@ -45,11 +44,19 @@ def _quota_texts() -> list[str]:
             parts = [p for p in path.split("/") if p]
             for depth in range(len(parts), -1, -1):
                 with contextlib.suppress(OSError):
-                    texts.append(Path("/sys/fs/cgroup", *parts[:depth], "cpu.max").read_text())
+                    texts.append(text_of("/sys/fs/cgroup", *parts[:depth], "cpu.max"))
         elif "cpu" in controllers.split(","):
             for place in (path.lstrip("/"), ""):
-                folder = Path("/sys/fs/cgroup", controllers, place)
                 with contextlib.suppress(OSError):
-                    share = (folder / "cpu.cfs_quota_us").read_text().strip()
-                    texts.append(f"{share} {(folder / 'cpu.cfs_period_us').read_text().strip()}")
+                    share, period = (
+                        text_of("/sys/fs/cgroup", controllers, place, f"cpu.cfs_{name}_us").strip()
+                        for name in ("quota", "period")
+                    )
+                    texts.append(f"{share} {period}")
     return texts
+
+
+def text_of(*path: str) -> str:
+    """Give the text of a small file of the system's."""
+    with open(os.path.join(*path)) as file:
+        return file.read()

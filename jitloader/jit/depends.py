@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dis
 import functools
-import hashlib
 import os
 import types
 import weakref
@@ -146,6 +145,8 @@ def _frozen(value: Any, reader: types.FunctionType, made: dict[Any, Any]) -> Any
 
 def fingerprint(*values: Any) -> str:
     """Hash functions (with all they refer to), arrays and plain values: equal only where they compute alike."""
+    import hashlib  # 4 ms that the import of this package need not wait for
+
     digest = hashlib.sha256()
     _feed(digest, values, set())
     return digest.hexdigest()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import operator
+import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -24,7 +25,7 @@ def infer(function: Callable[..., Any], kinds: Sequence[str | Array], sources: i
     """
     key = fingerprint(function, tuple(kinds), sources, "typing, powers", platform())
     folder = cache_folder()
-    file = folder / f"{key[:40]}.type" if folder else None
+    file = os.path.join(folder, f"{key[:40]}.type") if folder else None
     if key in _inferred:
         return _inferred[key]
     found = read(file) if file else None

@@ -213,7 +213,7 @@ def load(function: Callable[..., Any], signature: Sequence[Type], *, parallel: b
             return _loaded[key]
         start = time.perf_counter()
         folder = cache_folder()
-        file = folder / f"{key[:40]}.kernel" if folder else None
+        file = os.path.join(folder, f"{key[:40]}.kernel") if folder else None
         found = read(file) if file else None
         entry = _link(*found) if found else None
         kernel.origin = "disk"
@@ -238,7 +238,7 @@ def whereabouts(function: Callable[..., Any], signature: Sequence[Type]) -> str:
     if key in _loaded:
         return f"ready ({'compiled by this process' if _loaded[key].origin == 'compiled' else 'from disk'})"
     folder = cache_folder()
-    return "on disk" if folder and (folder / f"{key[:40]}.kernel").exists() else "not compiled yet"
+    return "on disk" if folder and os.path.exists(os.path.join(folder, f"{key[:40]}.kernel")) else "not compiled yet"
 
 
 def _link(meta: dict[str, Any], code: bytes) -> tuple[Any, Any] | None:

@@ -1,17 +1,17 @@
-"""The cache folder: compiled kernels and inferred types, written whole or not at all, and private to the user."""
+"""The cache folder: compiled kernels and inferred types, written whole or not at all, and private to the user.
+
+Modules that few calls need are imported by these: tempfile and shutil take 5 ms, hashlib 4.
+"""
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import os
-import shutil
 import struct
 import sys
-import tempfile
+import threading
 import time
-from pathlib import Path
 from typing import Any
 
 FORMAT = 1  # of the cache files
@@ -20,7 +20,7 @@ FORMAT = 1  # of the cache files
 MAGIC = b"jitloader-kernel\n"
 
 
-def cache_folder() -> Path | None:
+def cache_folder() -> str | None:
     """Give the folder for compiled kernels, made private to the user, or None where no folder can be had.
 
     The first that can be written: `JITLOADER_CACHE_DIR`, `NUMBA_CACHE_DIR`, the user's cache folder, a temporary one.
@@ -31,28 +31,34 @@ def cache_folder() -> Path | None:
     if os.environ.get("NUMBA_CACHE_DIR"):
         choices.append(os.path.join(os.environ["NUMBA_CACHE_DIR"], "jitloader"))
     base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    choices += [os.path.join(base, "jitloader"), os.path.join(tempfile.gettempdir(), f"jitloader-{uid}")]
+    choices.append(os.path.join(base, "jitloader"))
     for choice in choices:
         if not os.path.isabs(choice) and choice != named:
             continue  # "~" stayed as it was: no home
-        if _private(Path(choice)):
-            return Path(choice)
-    return None
+        if _private(choice):
+            return choice
+    import tempfile
+
+    last = os.path.join(tempfile.gettempdir(), f"jitloader-{uid}")
+    return last if _private(last) else None
 
 
-_probed: dict[Path, bool] = {}
+_probed: dict[str, bool] = {}
 
 
-def _private(folder: Path) -> bool:
+def _private(folder: str) -> bool:
     """Whether a folder can be written by this user and by nobody else: machine code is loaded from it."""
     if folder not in _probed:
         try:
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            status = folder.stat()
+            os.makedirs(os.path.dirname(os.path.abspath(folder)), exist_ok=True)
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(folder, mode=0o700)
+            status = os.stat(folder)
             ours = not hasattr(os, "getuid") or status.st_uid == os.getuid()
             safe = os.name == "nt" or not status.st_mode & 0o022
-            with tempfile.NamedTemporaryFile(dir=folder):
-                pass
+            handle, name = _part(folder)
+            os.close(handle)
+            os.unlink(name)
             _probed[folder] = ours and safe
         except OSError:
             _probed[folder] = False
@@ -62,49 +68,65 @@ def _private(folder: Path) -> bool:
 def clear_cache() -> int:
     """Remove all compiled kernels, remembered types and unpacked files from the cache folder; give the number of the first two."""
     folder = cache_folder()
-    files = [*folder.glob("*.kernel"), *folder.glob("*.type")] if folder else []
-    if folder:
-        _tidy(folder)
-    for file in files:
+    if folder is None:
+        return 0
+    import shutil
+
+    _tidy(folder)
+    files = [name for name in os.listdir(folder) if name.endswith((".kernel", ".type"))]
+    for name in files:
         with contextlib.suppress(OSError):
-            file.unlink()
-    if folder:
-        shutil.rmtree(folder / "unpacked", ignore_errors=True)
+            os.unlink(os.path.join(folder, name))
+    shutil.rmtree(os.path.join(folder, "unpacked"), ignore_errors=True)
     return len(files)
 
 
-def write(file: Path, meta: dict[str, Any], payload: bytes) -> None:
+def _part(folder: str) -> tuple[int, str]:
+    """Make a new, empty file of the user's own: its handle and its path."""
+    path = os.path.join(folder, f"{os.getpid()}-{threading.get_ident()}-{time.time_ns()}.part")
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o600), path
+
+
+def write(file: str, meta: dict[str, Any], payload: bytes) -> None:
     """Write a cache file whole or not at all; a full disk costs the cache, not the run."""
     head = json.dumps(meta).encode()
     body = struct.pack("<I", len(head)) + head + payload
     with contextlib.suppress(OSError):
-        _tidy(file.parent)
-        handle, name = tempfile.mkstemp(dir=file.parent, suffix=".part")
+        _tidy(os.path.dirname(file))
+        handle, name = _part(os.path.dirname(file))
         try:
             with os.fdopen(handle, "wb") as f:
-                f.write(MAGIC + hashlib.sha256(body).digest() + body)
+                f.write(MAGIC + _digest(body) + body)
             os.replace(name, file)
         except BaseException:
             os.unlink(name)
             raise
 
 
-def _tidy(folder: Path) -> None:
+def _digest(body: bytes) -> bytes:
+    import hashlib
+
+    return hashlib.sha256(body).digest()
+
+
+def _tidy(folder: str) -> None:
     """Remove what writers that were killed have left: no write takes an hour."""
-    for part in folder.glob("*.part"):
+    for name in os.listdir(folder):
+        part = os.path.join(folder, name)
         with contextlib.suppress(OSError):
-            if time.time() - part.stat().st_mtime > 3600:
-                part.unlink()
+            if name.endswith(".part") and time.time() - os.stat(part).st_mtime > 3600:
+                os.unlink(part)
 
 
-def read(file: Path) -> tuple[dict[str, Any], bytes] | None:
+def read(file: str) -> tuple[dict[str, Any], bytes] | None:
     """Read a cache file, or give None where it is missing, cut or altered."""
     try:
-        raw = file.read_bytes()
+        with open(file, "rb") as f:
+            raw = f.read()
     except OSError:
         return None
     start = len(MAGIC) + 32
-    if raw[: len(MAGIC)] != MAGIC or hashlib.sha256(raw[start:]).digest() != raw[len(MAGIC) : start]:
+    if raw[: len(MAGIC)] != MAGIC or _digest(raw[start:]) != raw[len(MAGIC) : start]:
         return None
     (size,) = struct.unpack_from("<I", raw, start)
     return json.loads(raw[start + 4 : start + 4 + size]), raw[start + 4 + size :]

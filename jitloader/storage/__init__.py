@@ -29,7 +29,6 @@ from . import (
     arrow,
     chunked,
     cifar,
-    download,
     hdf5,
     huggingface,
     idx,
@@ -199,6 +198,8 @@ def _near(path: Path, options: _Mapping[str, Any] | None, progress: bool) -> Ite
     if near is not None:
         yield near
         return
+    from . import download  # it takes 8 ms with all that it needs, which local files need not wait for
+
     near = download.fetch(url, options, progress)
     try:
         yield near
@@ -210,6 +211,8 @@ def _far_folder(
     url: str, fields: Collection[str] | None, options: _Mapping[str, Any] | None, progress: bool
 ) -> tuple[dict[str, Array | Column], dict[str, Any]]:
     """Map the local copies of a folder's files, compared with its manifest where there is one."""
+    from . import download
+
     paths, manifest = download.fetch_folder(url, fields, options, progress)
     found: Fields = {}
     for name, near in paths.items():

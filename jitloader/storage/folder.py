@@ -25,7 +25,6 @@ import math
 import mmap
 import os
 import reprlib
-import shutil
 import sys
 import time
 from collections.abc import Collection, Iterator, Mapping
@@ -311,7 +310,7 @@ def staged(
     except BaseException:
         # Ctrl-C may come right after the rename: then the stage is the new version.
         if _token(read_manifest(path)) != token:
-            shutil.rmtree(stage, ignore_errors=True)
+            discard(stage)
         raise
     sync(path)
     # The new version stands. What hinders the moves (files open on Windows, say) is left to the next writer.
@@ -387,7 +386,7 @@ def _sweep(path: str, manifest: Mapping[str, Any] | None) -> None:
         if name == _STAGE + MANIFEST:
             os.remove(os.path.join(path, name))
         elif name.startswith(_STAGE):
-            shutil.rmtree(os.path.join(path, name), ignore_errors=True)
+            discard(os.path.join(path, name))
 
 
 def _finish(path: str, manifest: Mapping[str, Any]) -> None:
@@ -403,8 +402,15 @@ def _finish(path: str, manifest: Mapping[str, Any]) -> None:
             os.remove(os.path.join(path, name + ".npy"))
     sync(path)
     sync(stage)
-    shutil.rmtree(stage, ignore_errors=True)
+    discard(stage)
     sync(path)
+
+
+def discard(folder: str) -> None:
+    """Remove a folder with all that is in it, as far as that can be."""
+    import shutil  # 3 ms that the import of this package need not wait for
+
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def read_manifest(path: str, foreign: bool = True) -> dict[str, Any] | None:

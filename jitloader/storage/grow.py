@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
 import time
 import warnings
 from collections.abc import Iterator, Mapping
@@ -20,7 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .folder import check_spec, header, named, staged, sync, target_path, unnamed, writer
+from .folder import check_spec, discard, header, named, staged, sync, target_path, unnamed, writer
 from .mapped import Array, DType, Path
 
 SYNC = 1.0  # seconds of work that a kill may cost
@@ -76,7 +75,7 @@ class Growing:
         if resume:
             self._resume(head)
         if not self.rows:
-            shutil.rmtree(self.work, ignore_errors=True)
+            discard(self.work)
             os.mkdir(self.work)
             self.counts = dict.fromkeys(self.columns, 0)
         try:
@@ -202,7 +201,7 @@ class Growing:
                     os.link(self._file(name), os.path.join(stage, name + ".npy"))
                 except (OSError, NotImplementedError):
                     os.replace(self._file(name), os.path.join(stage, name + ".npy"))
-        shutil.rmtree(self.work, ignore_errors=True)
+        discard(self.work)
         sync(self.path)
 
 

@@ -6,13 +6,11 @@ A `Remote` is one version of a file: bytes of another version are never handed o
 
 from __future__ import annotations
 
-import base64
 import binascii
 import contextlib
 import errno
 import re
 import time
-import urllib.parse
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -74,6 +72,8 @@ def local_path(url: str) -> str | None:
     path = path.removeprefix("localhost")
     if not path.startswith("/"):
         raise DataError(f"{url}: the host {path.partition('/')[0]!r} found: file:///path expected, with three slashes")
+    import urllib.parse
+
     return urllib.parse.unquote(path)
 
 
@@ -100,6 +100,8 @@ def join(url: str, name: str) -> str:
     """Give the URL of a file in a folder."""
     link, sep, rest = url.partition("::")
     if scheme(url) in ("http", "https"):
+        import urllib.parse
+
         parts = urllib.parse.urlsplit(url)
         return parts._replace(path=parts.path.rstrip("/") + "/" + urllib.parse.quote(name)).geturl()
     return link.rstrip("/") + "/" + name + sep + rest
@@ -114,7 +116,8 @@ def shown(url: str) -> str:
 
 
 def _http(url: str, options: dict[str, Any]) -> Remote:
-    import urllib.error  # it and what follows take 25 ms, which paths need not wait for
+    import urllib.error  # these and what follows take 25 ms, which paths need not wait for
+    import urllib.parse
 
     headers = dict(options.pop("headers", {}))
     if options:
@@ -171,6 +174,7 @@ def _request(url: str, headers: Mapping[str, str], start: int | None, stop: int 
     """Send one GET, by an opener of our own: the process may have installed another."""
     import http.client
     import urllib.error
+    import urllib.parse
     import urllib.request
 
     quoted = urllib.parse.quote(url, safe="%/:=&?~#+!$,;'@()*[]")
@@ -272,6 +276,8 @@ def _http_digest(headers: Any, status: int) -> tuple[str, str] | None:
 
 
 def _decoded(kind: str, text: str) -> tuple[str, str] | None:
+    import base64
+
     try:
         return kind, base64.b64decode(text.strip(), validate=True).hex()
     except binascii.Error:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import errno
-import hashlib
 import math
 import os
-import shutil
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypeAlias
@@ -17,7 +15,7 @@ from jitloader import jit
 from jitloader.bars import bar
 from jitloader.errors import DataError
 
-from .folder import MANIFEST, create_fields, is_file_name, open_folder, tidy
+from .folder import MANIFEST, create_fields, discard, is_file_name, open_folder, tidy
 from .mapped import Array, Column, DType, Path, Stamp, full_path
 
 VERSION = 1  # of how files are decoded
@@ -57,6 +55,8 @@ def unpack(
 
     Raises DataError where no folder can be had and for a folder of anything else, OSError where the disk has no room.
     """
+    import hashlib
+
     stamp = Stamp.of(os.stat(path))
     told = [VERSION, os.path.realpath(path), stamp.size, stamp.mtime, hashlib.sha256(mark).hexdigest()]
     ours = where is None or isinstance(where, bool)
@@ -97,9 +97,11 @@ def _home(path: str) -> str:
     cache = jit.cache_folder()
     if cache is None:
         raise DataError(f"{path}: no folder to unpack to can be written; give one by unpack=folder")
+    import hashlib
+
     name = os.path.basename(path)[:60]
     key = hashlib.sha256(os.path.realpath(path).encode("utf8", "surrogateescape")).hexdigest()[:16]
-    return str(cache / "unpacked" / f"{name if is_file_name(name) else 'file'}-{key}")
+    return os.path.join(cache, "unpacked", f"{name if is_file_name(name) else 'file'}-{key}")
 
 
 def _known(home: str, told: list[Any], ours: bool) -> tuple[dict[str, Array], dict[str, Any]]:
@@ -117,7 +119,7 @@ def _known(home: str, told: list[Any], ours: bool) -> tuple[dict[str, Array], di
     except DataError:
         if not ours:
             raise
-        shutil.rmtree(home, ignore_errors=True)  # broken: made again
+        discard(home)  # broken: made again
         return {}, {}
     if not ours and "unpacked" not in meta:
         raise DataError(f"{home}: holds {there[0]!r}, which was not unpacked there; give a folder of its own")
@@ -154,6 +156,8 @@ def _check_room(home: str, wanted: int) -> None:
     there = home
     while not os.path.isdir(there):
         there = os.path.dirname(there)
+    import shutil
+
     free = shutil.disk_usage(there).free
     if wanted > free:
         raise OSError(errno.ENOSPC, f"{os.strerror(errno.ENOSPC)}: {wanted} bytes to unpack, {free} free", home)
