@@ -6,6 +6,8 @@ from fractions import Fraction
 
 import numpy as np
 
+from jitloader.rng import subkey
+
 
 def one_by_one(positions, where):
     """Ask the kernel itself, in plain Python, for one position at a time."""
@@ -38,6 +40,27 @@ def feistel(x, count, key, rounds):
         x = left * b + right
         if x < count:
             return x
+
+
+def rounds_of(count):
+    return 8 if count >= 1024 else 12 if count >= 64 else 24
+
+
+def block_row(p, count, size, window, odd, key):
+    """The row at position p of a blockwise shuffle, in whole numbers: `odd` is the window that the short block is in."""
+    whole, short = divmod(count, size)
+    total = whole + (short > 0)
+    for w in (p // (size * window), (p + size - short) // (size * window)):  # behind the short block all lies further on
+        before = w * window * size - (size - short if short and 0 <= odd < w else 0)
+        slots = min(window, total - w * window)
+        length = slots * size - (size - short if short and w == odd else 0)
+        if before <= p < before + length:
+            break
+    slot, inner = divmod(feistel(p - before, length, subkey(key, w) % 2**64, rounds_of(length)), size)
+    if short and w == odd and slot == slots - 1:
+        return whole * size + inner
+    block = w * window + slot - (short > 0 and 0 <= odd < w)
+    return feistel(block, whole, key % 2**64, rounds_of(whole)) * size + inner
 
 
 def is_permutation(rows, count):

@@ -6,7 +6,7 @@ from fractions import Fraction
 import naive_orders as naive
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from jitloader import jit, orders
@@ -317,6 +317,34 @@ def test_blocks_of_any_size_part_the_rows(data, n, size, window):
 
     assert naive.is_permutation(rows, n)
     assert all(max(p) - min(p) < size * window for p in places.values())
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    data=st.data(),
+    n=st.one_of(st.integers(1, 5000), st.integers(1, 2**51 - 1)),
+    size=st.one_of(st.integers(1, 300), st.integers(1, 2**40)),
+    window=st.one_of(st.integers(1, 300), st.integers(1, 2**40)),
+    step=st.sampled_from([1, 3, 1000]),
+)
+@example(data=None, n=1000, size=2**40, window=2**40, step=1)
+@example(data=None, n=2**51 - 1, size=2**40, window=2**40, step=1000)
+def test_blocks_at_any_size_are_as_the_textbook_has_them(data, n, size, window, step):
+    """Rows anywhere in the order, also past 2**32 blocks and at the end, are those of whole-number arithmetic."""
+    positions = orders.blocks(size, window).plan(n, data.draw(st.integers(0, 100)) if data else 0, 1)
+    size, window = min(size, n), min(window, n)
+    odd, key = positions.params[-2:]
+    first = data.draw(st.integers(0, n - 1)) if data else 0
+    where = range(first, n, step)[:300]
+
+    rows = run(positions, first, step, len(where))
+
+    assert rows == [naive.block_row(p, n, size, window, odd, key) for p in where]
+
+
+def test_blocks_of_more_rows_than_float64_tells_apart_are_refused():
+    with pytest.raises(ValueError, match="blocks takes less than 2,251,799,813,685,248 rows"):
+        orders.blocks(4, 4).plan(2**51, 0, 0)
 
 
 @settings(max_examples=60, deadline=None)

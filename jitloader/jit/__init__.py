@@ -42,6 +42,7 @@ from .refuse import refuse as refuse
 from .refuse import suspends as suspends
 from .store import cache_folder as cache_folder
 from .store import clear_cache as clear_cache
+from .words import ROOM as ROOM
 from .words import array_at as array_at
 from .words import as_bytes as as_bytes
 from .words import bits_of as bits_of
@@ -51,4 +52,5 @@ from .words import flat as flat
 from .words import float32_of as float32_of
 from .words import float64_of as float64_of
 from .words import prefetch as prefetch
+from .words import room as room
 from .words import shaped as shaped

@@ -14,7 +14,20 @@ from .. import rng
 from .depends import GENERATED, helpers, ours, plain_function
 from .kinds import FLOAT, Array, Type
 from .refuse import REFUSED, CompileError, reason_of, users
-from .words import array_at, as_bytes, bits_of, copy_items, find_rows, flat, float32_of, float64_of, prefetch, shaped
+from .words import (
+    ROOM,
+    array_at,
+    as_bytes,
+    bits_of,
+    copy_items,
+    find_rows,
+    flat,
+    float32_of,
+    float64_of,
+    prefetch,
+    room,
+    shaped,
+)
 
 
 def undefined(code: bytes) -> list[str]:
@@ -125,7 +138,7 @@ def numba_type(dtype: str) -> Any:
 
 
 _registered: dict[int, Any] = {}
-_LOWERED = (rng.u64, rng.i64, prefetch, find_rows, copy_items)
+_LOWERED = (rng.u64, rng.i64, prefetch, find_rows, copy_items, room)
 
 
 def register(function: Callable[..., Any], parallel: bool = False) -> None:
@@ -189,16 +202,23 @@ def _intrinsics() -> dict[str, Any]:
         result = nt.Array(item, 1, "C")
 
         def lower(target, builder, signature, args):  # type: ignore[no-untyped-def]
-            kind = target.get_data_type(item)
-            nbytes = ir.Constant(ir.IntType(64), target.get_abi_sizeof(kind))
-            array = target.make_array(result)(target, builder)
-            array.meminfo = array.parent = ir.Constant(ir.IntType(8).as_pointer(), None)
-            array.nitems, array.itemsize = args[1], nbytes
-            array.data = builder.inttoptr(args[0], kind.as_pointer())
-            array.shape, array.strides = (cgutils.pack_array(builder, [n]) for n in (args[1], nbytes))
-            return array._getvalue()
+            data = builder.inttoptr(args[0], target.get_data_type(item).as_pointer())
+            return array_over(target, builder, result, data, args[1])
 
         return result(nt.int64, nt.int64, dtype), lower
+
+    def array_over(target, builder, kind, data, size):  # type: ignore[no-untyped-def]
+        nbytes = ir.Constant(ir.IntType(64), target.get_abi_sizeof(target.get_data_type(kind.dtype)))
+        array = target.make_array(kind)(target, builder)
+        array.meminfo = array.parent = ir.Constant(ir.IntType(8).as_pointer(), None)
+        array.nitems, array.itemsize, array.data = size, nbytes, data
+        array.shape, array.strides = (cgutils.pack_array(builder, [n]) for n in (size, nbytes))
+        return array._getvalue()
+
+    def stack(target, builder, signature, args):  # type: ignore[no-untyped-def]
+        size = ir.Constant(ir.IntType(64), ROOM)
+        data = cgutils.alloca_once(builder, ir.IntType(64), size=size)
+        return array_over(target, builder, signature.return_type, data, size)
 
     def touch(target, builder, signature, args):  # type: ignore[no-untyped-def]
         data = target.make_array(signature.args[0])(target, builder, args[0]).data
@@ -242,6 +262,7 @@ def _intrinsics() -> dict[str, Any]:
     _in_place(prefetch, lambda array, index: nt.void(array, n), touch)
     _in_place(find_rows, lambda find, words, first, step, rows: n(n, words, n, n, rows), find)
     _in_place(_word, lambda x: n(x), _cast)
+    _in_place(room, lambda: nt.Array(n, 1, "C"), stack)
     _in_place(copy_items, lambda target, at, source, start, count: nt.void(target, n, source, n, n), move)
 
     @intrinsic  # type: ignore[untyped-decorator, unused-ignore]

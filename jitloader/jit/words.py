@@ -29,6 +29,14 @@ def copy_items(target: np.ndarray, at: int, source: np.ndarray, start: int, coun
     target[at : at + count] = source[start : start + count]
 
 
+ROOM = 256  # numbers in a `room`
+
+
+def room() -> np.ndarray:
+    """Give an int64 array of ROOM numbers, of any value, that lives on the stack until the function returns."""
+    return np.empty(ROOM, np.int64)
+
+
 def flat(array: np.ndarray) -> np.ndarray:
     """Give a C-contiguous array as a 1-D one over the same memory: `reshape` in a kernel needs Numba in every process."""
     return array.reshape(-1)
