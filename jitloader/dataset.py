@@ -17,7 +17,7 @@ import numpy as np
 from . import batches, blame, compose, frames, jit, kept, linking, passes, pickling, python, rng, storage
 from .bars import bar
 from .compose import decoded
-from .errors import PipelineError
+from .errors import DataError, PipelineError
 from .orders import Order, Positions, shuffled
 from .orders.base import table_rows
 from .passes import Statistics
@@ -809,7 +809,8 @@ def open(
     the least recently used go where it would exceed `JITLOADER_DATA_LIMIT` bytes (50 GiB, or half of the free disk).
     `progress` shows tqdm's bar, where it is installed.
 
-    Raises OSError or DataError naming path or URL, ImportError naming the extra to install.
+    Raises OSError or DataError naming path or URL (also where fields differ in length, and for a server that does not tell
+    a file's length), ImportError naming the extra to install.
 
     >>> import tempfile, numpy as np, jitloader as jl
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -819,6 +820,8 @@ def open(
     """
     if not isinstance(path, (str, bytes, os.PathLike)):
         raise TypeError(f"open takes a path, got a {type(path).__name__}: give what is in memory to jl.Dataset")
+    if isinstance(fields, (str, bytes)):
+        raise TypeError(f"open: fields= takes a list of names, got {fields!r}: give [{fields!r}]")
     wanted = None if fields is None else [*fields]
     if wanted == []:
         raise ValueError("open: fields= names at least one field, got none")
@@ -827,7 +830,11 @@ def open(
     )
     alone = next(iter(found.values()), None)
     records_alone = frames.columns(alone) if len(found) == 1 and isinstance(alone, np.ndarray) else None
-    return Dataset(records_alone or kept.restored(found, meta, wanted))
+    restored = records_alone or kept.restored(found, meta, wanted)
+    try:
+        return Dataset(restored)
+    except ValueError as error:  # arrays that are no fields of one data set
+        raise DataError(f"{storage.remote.shown(os.fsdecode(path))}: {error}") from None
 
 
 def _open(path: Any, name: str) -> np.ndarray | storage.Column:

@@ -428,7 +428,8 @@ def _array(value: Any, name: str, row: int) -> np.ndarray:
     except Exception as error:
         raise PipelineError(f"write: row {row}, field {name}: {type(error).__name__}: {error}") from None
     if array.dtype.hasobject:
-        raise PipelineError(f"write: row {row}, field {name}: numbers or text expected, got a {type(value).__name__}")
+        what = "an integer past 64 bits" if isinstance(value, int) else f"a {type(value).__name__}"
+        raise PipelineError(f"write: row {row}, field {name}: numbers or text expected, got {what}")
     return array
 
 

@@ -25,11 +25,11 @@ print(data[:].x.tolist(), [e.origin for e in jl.compile_events if e.name == "fil
 """
 
 
-def run(cache, body="return x + A", before="A = 1.0", **env):
+def run(cache, body="return x + A", before="A = 1.0", told="", **env):
     code = SCRIPT.format(before=before, body=body)
     full = {**os.environ, "JITLOADER_CACHE_DIR": str(cache), **env}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, env=full)
-    assert done.returncode == 0 and not done.stderr, done.stderr
+    assert done.returncode == 0 and told in done.stderr and bool(told) == bool(done.stderr), done.stderr
     return done.stdout.strip()
 
 
@@ -83,11 +83,11 @@ def test_no_folder_to_be_had(tmp_path):
     file.write_text("")
     (tmp_path / "tmp").mkdir()
     lost = {"HOME": "/nonexistent", "XDG_CACHE_HOME": str(file / "x"), "TMPDIR": str(tmp_path / "tmp")}
-    assert run(file / "below", **lost) == "[1.0, 2.0, 3.0, 4.0] ['compiled'] True"
-    assert run(file / "below", **lost) == "[1.0, 2.0, 3.0, 4.0] ['disk'] False"
+    assert run(file / "below", told="kernels are kept in", **lost) == "[1.0, 2.0, 3.0, 4.0] ['compiled'] True"
+    assert run(file / "below", told="kernels are kept in", **lost) == "[1.0, 2.0, 3.0, 4.0] ['disk'] False"
 
     none = f"import tempfile; tempfile.tempdir = {str(file)!r}; A = 1.0"
-    assert run(file / "below", before=none, **lost) == "[1.0, 2.0, 3.0, 4.0] ['compiled'] True"
+    assert run(file / "below", before=none, told="no kernels are kept", **lost) == "[1.0, 2.0, 3.0, 4.0] ['compiled'] True"
 
 
 @pytest.mark.skipif(os.name == "nt", reason="the permission bits are POSIX")
@@ -96,7 +96,8 @@ def test_a_folder_that_others_can_write_is_not_used(tmp_path):
     shared = tmp_path / "shared"
     shared.mkdir()
     shared.chmod(0o777)
-    assert run(shared, XDG_CACHE_HOME=str(tmp_path / "own")) == "[1.0, 2.0, 3.0, 4.0] ['compiled'] True"
+    told = f"UserWarning: JITLOADER_CACHE_DIR: {shared} is no folder that you alone can write; kernels are kept in {tmp_path}"
+    assert run(shared, told=told, XDG_CACHE_HOME=str(tmp_path / "own")) == "[1.0, 2.0, 3.0, 4.0] ['compiled'] True"
     assert not list(shared.iterdir()) and list((tmp_path / "own" / "jitloader").glob("*.kernel"))
     assert stat.S_IMODE((tmp_path / "own" / "jitloader").stat().st_mode) == 0o700
 
@@ -116,6 +117,44 @@ def test_a_full_disk_costs_the_cache_alone(tmp_path):
     before = "import signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n" + before
     assert run(tmp_path, before=before) == "[1.0, 2.0, 3.0, 4.0] ['compiled'] True"
     assert not list(tmp_path.glob("*.kernel")) and not list(tmp_path.glob("*.part"))
+
+
+def test_the_folder_stays_where_it_was_first(tmp_path):
+    """A relative folder is that of the start, wherever the process goes later; one that was removed is made again."""
+    work, before = tmp_path / "work", "import os, shutil; A = 1.0"
+    work.mkdir()
+    after = """
+def made(): return sorted(name.rpartition(".")[2] for name in os.listdir(there))
+there = os.path.abspath("kept")
+first = made()
+os.chdir("work")
+data.map("x", lambda x: x * 2)[:]
+print(len(first), len(made()) - len(first), os.listdir("."))
+shutil.rmtree(there)
+data.map("x", lambda x: x * 3)[:]
+print(made(), jl.clear_cache(), made())
+"""
+    code = SCRIPT.format(before=before, body="return x + A") + after
+    env = {**os.environ, "JITLOADER_CACHE_DIR": "kept"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, env=env, cwd=tmp_path)
+    assert done.returncode == 0 and not done.stderr, done.stderr
+    assert done.stdout.splitlines()[1:] == ["3 2 []", "['kernel', 'type'] 2 []"]
+
+
+def test_what_is_cleared_is_ours_alone(tmp_path, monkeypatch):
+    """Kernels, types and unpacked folders go; what only looks a little like them stays."""
+    monkeypatch.setenv("JITLOADER_CACHE_DIR", str(tmp_path))
+    ours = [f"{'a1' * 20}.kernel", f"{'b2' * 20}.type"]
+    theirs = ["linux.kernel", "font.type", f"{'A1' * 20}.kernel", "notes.txt"]
+    for name in ours + theirs:
+        (tmp_path / name).write_text(name)
+    for name in ("data.npz-0123456789abcdef", "holiday"):
+        (tmp_path / "unpacked" / name).mkdir(parents=True)
+        (tmp_path / "unpacked" / name / "x.npy").write_text("x")
+
+    assert jl.clear_cache() == 2
+    assert sorted(p.name for p in tmp_path.iterdir()) == sorted([*theirs, "unpacked"])
+    assert [p.name for p in (tmp_path / "unpacked").iterdir()] == ["holiday"]
 
 
 def adder(n):

@@ -664,8 +664,35 @@ def test_a_missing_package(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without fsspec a URL other than http says what to install."""
     monkeypatch.setitem(sys.modules, "fsspec.core", None)
 
-    with pytest.raises(ImportError, match=r"s3:// URLs needs fsspec"):
+    with pytest.raises(ImportError, match=r"opening a s3:// URL needs fsspec"):
         jl.open("s3://bucket/x.npy")
+
+
+def test_a_missing_file_needs_no_package(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A file:// URL of nothing is a missing file, with or without fsspec."""
+    monkeypatch.setitem(sys.modules, "fsspec.core", None)
+
+    with pytest.raises(FileNotFoundError, match=r"nope\.npy"):
+        jl.open(f"file://{tmp_path}/nope.npy")
+
+
+@pytest.mark.parametrize(
+    "url, told",
+    [
+        ("http:///x.npy", "http:///x.npy: no host found in it"),
+        ("http://127.0.0.1:99999/x.npy", "Port out of range 0-65535"),
+        ("http://[::1/x.npy", "Invalid IPv6 URL"),
+        ("http://user:secret@127.0.0.1:9/x.npy", "http://***@127.0.0.1:9/x.npy: a user in a URL is not sent; give storage_options"),
+    ],
+)
+def test_urls_that_cannot_be_asked_for(url: str, told: str) -> None:
+    """They are refused at once, with the URL and without a try."""
+    start = time.monotonic()
+    with pytest.raises(jl.DataError) as caught:
+        jl.open(url)
+
+    assert told in str(caught.value) and "secret" not in str(caught.value) and "x.npy" in str(caught.value)
+    assert time.monotonic() - start < 0.5
 
 
 # -- the cache --------------------------------------------------------------------------------------------------------
@@ -776,6 +803,9 @@ def test_a_file_over_the_limit(server: Server, cache: Path, monkeypatch: pytest.
 
     assert raised.value.errno == errno.ENOSPC and server.sent == []
     assert files(cache) == ["small.npy"]
+    monkeypatch.setenv("JITLOADER_DATA_LIMIT", "-1")
+    with pytest.raises(ValueError, match="JITLOADER_DATA_LIMIT must be a number of bytes, as 5e10, got '-1'"):
+        jl.open(server.url + "/rows.npy")
     monkeypatch.setenv("JITLOADER_DATA_LIMIT", "much")
     with pytest.raises(ValueError, match="JITLOADER_DATA_LIMIT must be a number of bytes"):
         jl.open(url)

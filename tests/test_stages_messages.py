@@ -12,12 +12,15 @@ IMAGE = np.zeros((2, 6, 8, 3), np.uint8)
 SERIES = np.zeros((2, 9, 5), np.float32)
 LONG = np.zeros((2, 6, 8), np.int64)
 BOOLS = np.zeros((2, 6, 6), bool)
+RAGGED = jl.ragged(np.zeros((9, 4), np.uint8), [0, 4, 9])
 TEXT = np.zeros((2, 4), "U3")
 SIZED = "must be one or two whole numbers of at least 1"
 LAYOUTS = "images (H, W), (H, W, C) or (C, H, W) with 1 to 4 channels; else name axes=(height, width)"
 NARROW = "takes floats, or integers of at most 32 bits"
 
 ARGUMENTS = [
+    (lambda: st.normalize(0, 1e-310), ValueError, "normalize: 1 / std must be finite, got a std of 1e-310"),
+    (lambda: st.normalize([[1, 2], [3]], 1), ValueError, "normalize: mean must be numbers in rows of one length"),
     (lambda: st.pad(-1), ValueError, "pad: padding must be a whole number of at least 0, got -1"),
     (lambda: st.pad_rows(0), ValueError, "pad_rows: length must be a whole number of at least 1, got 0"),
     (lambda: st.pad((1, 2)), ValueError, "pad: padding must be a number, or (before, after) for each axis, got (1, 2)"),
@@ -106,6 +109,7 @@ MISFITS = [
     (st.pad(1, value=np.nan), LONG, "pad(1) puts in nan, which int64 cannot hold"),
     (st.pad(1, value=2), BOOLS, "pad(1) puts in 2, which bool cannot hold"),
     (st.random_crop(4, 1, fill=0.5), IMAGE, "random_crop(4) puts in 0.5, which uint8 cannot hold"),
+    (st.random_crop(2), RAGGED, "random_crop(2) takes samples of one fixed shape; close ragged rows by pad_rows(length) before it"),
     (st.random_crop(9, 1), IMAGE, "random_crop(9) takes images of at least 7 x 7"),
     (
         st.random_flip(),

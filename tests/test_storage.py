@@ -19,6 +19,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+import jitloader as jl
 from jitloader import storage
 from jitloader.errors import DataError
 
@@ -672,3 +673,24 @@ def test_ctrl_c_after_the_commit(tmp_path, monkeypatch):
         storage.save_fields(tmp_path, {"x": np.arange(4)})
 
     assert len(storage.open_fields(tmp_path)["x"]) == 4
+
+
+def test_arrays_that_are_no_data_set_are_refused_with_the_path(tmp_path):
+    """Fields that differ in length, and a number without rows, are errors that name the folder or file."""
+    np.save(tmp_path / "a.npy", np.arange(3))
+    np.save(tmp_path / "b.npy", np.arange(4))
+    np.save(tmp_path / "one.npy", np.float64(1))
+
+    with pytest.raises(jl.DataError) as caught:
+        jl.open(tmp_path, fields=["a", "b"])
+    assert str(caught.value) == f"{tmp_path}: fields differ in length: 'a' has 3 rows, 'b' has 4 rows"
+    with pytest.raises(jl.DataError, match=r"one\.npy: field 'one' is 0-d: it has no rows"):
+        jl.open(tmp_path / "one.npy")
+
+
+def test_fields_are_a_list_of_names(tmp_path):
+    """One name in place of a list is refused, not taken letter by letter."""
+    np.save(tmp_path / "label.npy", np.arange(3))
+
+    with pytest.raises(TypeError, match=r"open: fields= takes a list of names, got 'label': give \['label'\]"):
+        jl.open(tmp_path, fields="label")

@@ -214,6 +214,7 @@ def misfit(i: int, **change: Any) -> dict[str, Any]:
         ({"t": [2**40]}, "write: row 5, field t: 1099511627776 does not fit int32"),
         ({"t": 3}, "write: row 5, field t: shape (None,) expected, got ()"),
         ({"x": None}, "write: row 5, field x: numbers or text expected, got a NoneType"),
+        ({"x": 2**70}, "write: row 5, field x: numbers or text expected, got an integer past 64 bits"),
         ({"z": 1}, "write: row 5 has the fields x, t, z, not x, t"),
     ],
 )

@@ -8,34 +8,55 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import struct
 import sys
 import threading
 import time
+import warnings
 from typing import Any
 
 FORMAT = 1  # of the cache files
 
 
 MAGIC = b"jitloader-kernel\n"
+_OURS = re.compile(r"[0-9a-f]{40}\.(kernel|type)")
+_UNPACKED = re.compile(r".+-[0-9a-f]{16}", re.DOTALL)
 
 
 def cache_folder() -> str | None:
     """Give the folder for compiled kernels, made private to the user, or None where no folder can be had.
 
-    The first that can be written: `JITLOADER_CACHE_DIR`, `NUMBA_CACHE_DIR`, the user's cache folder, a temporary one.
+    The first that this user alone can write: `JITLOADER_CACHE_DIR`, `NUMBA_CACHE_DIR`, the user's cache folder, a
+    temporary one. A UserWarning tells, once, that the first is passed over.
     """
-    uid = os.getuid() if hasattr(os, "getuid") else ""
     named = os.environ.get("JITLOADER_CACHE_DIR")
-    choices = [named] if named else []
+    if not named:
+        return _other_folder()
+    named = _named.setdefault(named, os.path.abspath(os.path.expanduser(named)))  # wherever the process goes later
+    known = named in _probed
+    if _private(named):
+        return named
+    other = _other_folder()
+    if not known:
+        place = f"kernels are kept in {other}" if other else "no kernels are kept"
+        text = f"JITLOADER_CACHE_DIR: {named} is no folder that you alone can write; {place}"
+        level, frame = 1, sys._getframe()  # the user's line is the first outside this package
+        while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("jitloader"):
+            level, frame = level + 1, frame.f_back
+        warnings.warn(text, stacklevel=level)
+    return other
+
+
+def _other_folder() -> str | None:
+    uid = os.getuid() if hasattr(os, "getuid") else ""
+    choices = []
     if os.environ.get("NUMBA_CACHE_DIR"):
         choices.append(os.path.join(os.environ["NUMBA_CACHE_DIR"], "jitloader"))
     base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
     choices.append(os.path.join(base, "jitloader"))
     for choice in choices:
-        if not os.path.isabs(choice) and choice != named:
-            continue  # "~" stayed as it was: no home
-        if _private(choice):
+        if os.path.isabs(choice) and _private(choice):  # else "~" stayed as it was: no home
             return choice
     import tempfile
 
@@ -44,13 +65,14 @@ def cache_folder() -> str | None:
 
 
 _probed: dict[str, bool] = {}
+_named: dict[str, str] = {}  # what JITLOADER_CACHE_DIR said, and the path that meant when it was first asked for
 
 
 def _private(folder: str) -> bool:
     """Whether a folder can be written by this user and by nobody else: machine code is loaded from it."""
-    if folder not in _probed:
+    if folder not in _probed or (_probed[folder] and not os.path.isdir(folder)):
         try:
-            os.makedirs(os.path.dirname(os.path.abspath(folder)), exist_ok=True)
+            os.makedirs(os.path.dirname(folder), exist_ok=True)
             with contextlib.suppress(FileExistsError):
                 os.mkdir(folder, mode=0o700)
             status = os.stat(folder)
@@ -73,11 +95,16 @@ def clear_cache() -> int:
     import shutil
 
     _tidy(folder)
-    files = [name for name in os.listdir(folder) if name.endswith((".kernel", ".type"))]
+    files = [name for name in os.listdir(folder) if _OURS.fullmatch(name)]
     for name in files:
         with contextlib.suppress(OSError):
             os.unlink(os.path.join(folder, name))
-    shutil.rmtree(os.path.join(folder, "unpacked"), ignore_errors=True)
+    unpacked = os.path.join(folder, "unpacked")
+    with contextlib.suppress(OSError):
+        for name in os.listdir(unpacked):
+            if _UNPACKED.fullmatch(name):
+                shutil.rmtree(os.path.join(unpacked, name), ignore_errors=True)
+        os.rmdir(unpacked)
     return len(files)
 
 

@@ -153,7 +153,10 @@ def sizes(size: Any, name: str) -> tuple[int, int]:
 
 def numbers(values: Any, name: str, what: str) -> np.ndarray:
     """Give finite numbers as float64."""
-    array = np.asarray(values)
+    try:
+        array = np.asarray(values)
+    except ValueError:
+        raise ValueError(f"{name}: {what} must be numbers in rows of one length") from None
     if array.dtype.kind not in "biuf":
         raise TypeError(f"{name}: {what} must be numbers, got {array.dtype}")
     array = array.astype(np.float64)

@@ -65,7 +65,9 @@ def _placed(
         places = spatial(spec, title, axes)
         for axis, n in zip(places, sizes, strict=True):
             have = spec.shape[axis]
-            if have is None or have + 2 * padding < n:
+            if have is None:
+                settled(spec, title)
+            if have is not None and have + 2 * padding < n:
                 raise Misfit(f"{title} takes images of at least {sizes[0] - 2 * padding} x {sizes[1] - 2 * padding}")
         if padding and fill is not None:
             holds(spec, fill, title)

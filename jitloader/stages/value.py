@@ -19,11 +19,12 @@ def _normalize(x, mean, inverse):  # type: ignore[no-untyped-def]
 
 
 def normalize(mean: Any, std: Any) -> Stage:
-    """Map x to (x - mean) / std: (...) of any number to (...) float32 (float64 stays float64).
+    """Map x to (x - mean) * (1 / std): (...) of any number to (...) float32 (float64 stays float64).
 
     `mean` and `std` are numbers or arrays that broadcast against the sample, as in NumPy; a 1-D one of length C also
-    fits channels first. Computed in float64, rounded once. A std of 0 (a constant column) divides by 1. Raises
-    PipelineError where they do not broadcast, ValueError for a negative or non-finite one.
+    fits images with channels first. Computed in float64 and rounded to float32 once; float64 is within two ulps of the
+    division. A std of 0 (a constant column) divides by 1. Raises PipelineError where they do not broadcast, ValueError
+    for a std that is negative or so small that 1 / std is infinite, and for what is not finite.
 
     >>> import jitloader as jl
     >>> jl.normalize([1.0, 2.0], [1.0, 4.0])([3, 4])
@@ -32,7 +33,10 @@ def normalize(mean: Any, std: Any) -> Stage:
     centre, spread = numbers(mean, "normalize", "mean"), numbers(std, "normalize", "std")
     if (spread < 0).any():
         raise ValueError(f"normalize: std must not be negative, got {spread[spread < 0][0]}")
-    inverse = 1.0 / np.where(spread == 0, 1.0, spread)
+    with np.errstate(over="ignore"):
+        inverse = 1.0 / np.where(spread == 0, 1.0, spread)
+    if np.isinf(inverse).any():
+        raise ValueError(f"normalize: 1 / std must be finite, got a std of {spread[np.isinf(inverse)][0]}")
 
     def bind(spec: Spec) -> Bound:
         numeric(spec, "normalize")
@@ -53,6 +57,8 @@ def _scale(x, factor):  # type: ignore[no-untyped-def]
 
 def scale(low: float = 0.0, high: float = 1.0) -> Stage:
     """Map the range of an unsigned integer dtype onto [low, high]: uint8 (...) to float32 (...), 255 to high exactly.
+
+    Raises ValueError where `low` is not below `high`, and PipelineError for a field of another dtype.
 
     >>> import numpy as np, jitloader as jl
     >>> jl.scale()(np.array([0, 51, 255], "uint8"))

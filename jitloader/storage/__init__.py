@@ -168,6 +168,8 @@ def open_with_meta(
         except IsADirectoryError:
             return _far_folder(os.fsdecode(path), fields, options, progress)
         except FileNotFoundError as missing:  # http knows no folders: a file in it tells
+            if remote.local_path(os.fsdecode(path)) is not None:
+                raise
             try:
                 return _far_folder(os.fsdecode(path), fields, options, progress)
             except OSError:

@@ -50,7 +50,10 @@ def data_folder() -> str:
     folder, else a temporary one."""
     named = os.environ.get("JITLOADER_DATA_DIR")
     if named:
-        os.makedirs(named, exist_ok=True)
+        try:
+            os.makedirs(named, exist_ok=True)
+        except OSError as error:
+            raise type(error)(error.errno, f"JITLOADER_DATA_DIR: {error.strerror}", named) from None
         return os.path.abspath(named)
     base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
     uid = os.getuid() if hasattr(os, "getuid") else 0
@@ -232,7 +235,9 @@ def make_room(root: str, size: int, mine: str, what: str) -> None:
     given = os.environ.get("JITLOADER_DATA_LIMIT")
     try:
         limit = int(float(given)) if given else min(LIMIT, (free + total) // 2)
-    except ValueError:
+        if limit < 0:
+            raise ValueError
+    except (ValueError, OverflowError):
         raise ValueError(f"JITLOADER_DATA_LIMIT must be a number of bytes, as 5e10, got {given!r}") from None
     if size > limit:
         told = "JITLOADER_DATA_LIMIT" if given else "set JITLOADER_DATA_LIMIT for another"

@@ -122,7 +122,16 @@ def _http(url: str, options: dict[str, Any]) -> Remote:
     headers = dict(options.pop("headers", {}))
     if options:
         raise TypeError(f"storage_options: http takes headers alone, got {', '.join(map(repr, options))}")
-    if urllib.parse.urlsplit(url).path.endswith("/"):
+    try:
+        parts = urllib.parse.urlsplit(url)
+        where = parts.hostname, parts.port
+    except ValueError as error:
+        raise DataError(f"{shown(url)}: {error}") from None
+    if not where[0]:
+        raise DataError(f"{shown(url)}: no host found in it")
+    if parts.username is not None:
+        raise DataError(f"{shown(url)}: a user in a URL is not sent; give storage_options={{'headers': {{'Authorization': ...}}}}")
+    if parts.path.endswith("/"):
         return Remote(url, 0, "", False, None, _nothing, folder=True)
     empty = f"{shown(url)}: an empty file: data expected, 0 bytes found"
     try:
@@ -288,7 +297,7 @@ def _decoded(kind: str, text: str) -> tuple[str, str] | None:
 
 
 def _open_filesystem(url: str, options: dict[str, Any]) -> tuple[Any, str]:
-    fsspec = need("fsspec.core", "cloud", f"{scheme(url)}:// URLs")
+    fsspec = need("fsspec.core", "cloud", f"opening a {scheme(url)}:// URL")
     try:
         return fsspec.url_to_fs(url, **options)  # type: ignore[no-any-return]
     except ValueError as error:
