@@ -7,14 +7,14 @@ Measured on 2 shared cores (AMD EPYC, 2026-12-03), median ns a row of 2,000,000 
 
 | rows | sequential | shuffled | blocks(256, 4096) |
 |---|---|---|---|
-| 10,000 | 23.0 | 32.7 | 181 |
-| 100,000 | 4.3 | 9.4 | 81 |
-| 1,000,000 | 3.2 | 4.7 | 31 |
-| 10,000,000 | 2.6 | 4.6 | 29 |
-| 100,000,000 | 2.9 | 4.9 | 30 |
+| 10,000 | 21.9 | 34.7 | 57 |
+| 100,000 | 12.6 | 15.9 | 22 |
+| 1,000,000 | 3.3 | 5.2 | 8.8 |
+| 10,000,000 | 2.7 | 5.4 | 7.9 |
+| 100,000,000 | 2.6 | 5.5 | 7.3 |
 
 An epoch of 10,000 rows is over in 0.2 ms, most of which is its start; `blocks` needs more rounds of its cipher for few
-blocks. By batch size, 1,000,000 rows shuffled: 64: 29.5, 256: 8.6, 1024: 5.6, 4096: 4.7, 16,384: 4.5, 65,536: 4.2 (the
+blocks. By batch size, 1,000,000 rows shuffled: 64: 33.7, 256: 14.2, 1024: 7.8, 4096: 5.2, 16,384: 4.9, 65,536: 4.9 (the
 1 us of Python a batch).
 """
 
