@@ -430,7 +430,7 @@ class Loader:
         most = max(1, min(UNIT // max(nbytes, 1), -(-self._local(0) // size)))
         ahead = max(self.prefetch, 1)
         most_rows = max(min(most * size, self._local(0)), largest)
-        pool = self._slots(program, most_rows, ahead + 2)
+        pool = self._slots(program, most_rows, ahead + 3)  # in flight, in the loop, and one that the user kept
         # A short epoch is over before a thread has started.
         threads = min(self.threads, ahead) if self.prefetch and total > most * size else 0
         team = Team(plan, threads, 1 if self.prefetch else self._wide)

@@ -50,6 +50,7 @@ half = len(marks) // 2
 early, late = np.array(marks[half - 2 : half]), np.array(marks[-2:])
 print(json.dumps({
     "anon": float(late[:, 0].max() - early[:, 0].max()), "threads": int(late[:, 1].max()), "files": [int(early[:, 2].max()), int(late[:, 2].max())],
+    "made": [loader._pool.made for loader in loaders.values()],
     "rate": float(np.median(rates[-epochs // 4:]) / np.median(rates[epochs // 4 : epochs // 2])),
 }))
 """
@@ -58,12 +59,14 @@ print(json.dumps({
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc/self")
 @pytest.mark.parametrize("epochs", [300, pytest.param(5_000, marks=pytest.mark.nightly)])
 def test_soak(tmp_path, epochs):
-    """Private memory grows by less than 5 MB over the second half, no thread or file stays, and the rate holds."""
+    """Private memory grows by less than 8 MB over the second half (an epoch that is left early may still fill a buffer of
+    2 MB when the next begins), buffers are used again, no thread or file stays, and the rate holds."""
     import json
 
     command = [sys.executable, "-c", SCRIPT, str(epochs), str(tmp_path / "x.npy")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=3000, env={**os.environ})
     assert done.returncode == 0 and not done.stderr, done.stderr
     found = json.loads(done.stdout)
-    assert found["anon"] < 5 and found["threads"] <= 4 and found["files"][0] == found["files"][1], found
+    assert found["anon"] < 8 and max(found["made"]) < 15, found
+    assert found["threads"] <= 4 and found["files"][0] == found["files"][1], found
     assert found["rate"] > 0.4, found  # of a machine that others use: a drift would go far below
