@@ -108,7 +108,7 @@ def draw(path: Path) -> None:
     left.legend(frameon=False)
     for axes in (left, right):
         axes.grid(alpha=0.3)
-    with plt.rc_context({"svg.fonttype": "none"}):  # text stays text: a fifth of the size
+    with plt.rc_context({"svg.fonttype": "none"}):  # text stays text
         figure.savefig(path, metadata={"Date": None})
     for case, ns in found.items():
         print(*case, f"{ns:.1f}")

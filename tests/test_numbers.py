@@ -78,6 +78,15 @@ def test_scale_of_all_bytes(low, high):
     assert (made.view("u4") == wanted.view("u4")).all()
 
 
+def test_scale_by_numbers_of_numpy():
+    """Bounds of a narrow dtype do not wrap, and are scaled as the same plain numbers are."""
+    x = LEVELS["u1"]
+    for dtype in (np.uint8, np.float16, np.float64):
+        assert (jl.scale(dtype(1), dtype(5))(x) == jl.scale(1, 5)(x)).all()
+        assert jl.scale(dtype(1), dtype(5)).bind(Spec(x.dtype, ())).kernel is levels.affine
+    assert jl.scale(np.float64(-1e308), np.float64(1e308))(x)[0] == -np.inf
+
+
 def test_8_bit_numbers_are_computed_in_float32():
     """The narrow way is taken for the usual statistics, compiled as in plain Python, and not where it does not pay."""
     x = LEVELS["u1"].reshape(4, 1, 8, 8)

@@ -343,6 +343,7 @@ def test_blocks_at_any_size_are_as_the_textbook_has_them(data, n, size, window, 
 
 
 def test_blocks_of_more_rows_than_float64_tells_apart_are_refused():
+    """2**51 rows are an error where the order is laid out, never wrong rows."""
     with pytest.raises(ValueError, match="blocks takes less than 2,251,799,813,685,248 rows"):
         orders.blocks(4, 4).plan(2**51, 0, 0)
 

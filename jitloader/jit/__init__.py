@@ -38,6 +38,7 @@ from .kinds import typeof as typeof
 from .refuse import READ_ONLY as READ_ONLY
 from .refuse import CompileError as CompileError
 from .refuse import Refused as Refused
+from .refuse import outside as outside
 from .refuse import refuse as refuse
 from .refuse import suspends as suspends
 from .store import cache_folder as cache_folder

@@ -8,6 +8,7 @@ import dis
 import inspect
 import os
 import re
+import sys
 import types
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -129,6 +130,14 @@ def users(function: Callable[..., Any]) -> tuple[str, str]:
         if not ours(helper):
             return helper.__name__, f"{helper.__code__.co_filename} line {helper.__code__.co_firstlineno}"
     return function.__name__, ""
+
+
+def outside() -> tuple[types.FrameType, int]:
+    """Give the first frame outside this package, and how far up it is, as the `stacklevel` of a warning counts."""
+    frame, level = sys._getframe(1), 1
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("jitloader"):
+        frame, level = frame.f_back, level + 1
+    return frame, level
 
 
 _OPCODES = {

@@ -16,6 +16,8 @@ import time
 import warnings
 from typing import Any
 
+from .refuse import outside
+
 FORMAT = 1  # of the cache files
 
 
@@ -40,11 +42,8 @@ def cache_folder() -> str | None:
     other = _other_folder()
     if not known:
         place = f"kernels are kept in {other}" if other else "no kernels are kept"
-        text = f"JITLOADER_CACHE_DIR: {named} is no folder that you alone can write; {place}"
-        level, frame = 1, sys._getframe()  # the user's line is the first outside this package
-        while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("jitloader"):
-            level, frame = level + 1, frame.f_back
-        warnings.warn(text, stacklevel=level)
+        _, level = outside()
+        warnings.warn(f"JITLOADER_CACHE_DIR: {named} is no folder that you alone can write; {place}", stacklevel=level)
     return other
 
 

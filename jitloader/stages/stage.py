@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import dis
 import inspect
-import sys
 import types
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -137,9 +136,7 @@ def gives_value(function: Kernel) -> bool:
 
 def caller() -> str:
     """Give the file and line of the first frame outside this package."""
-    frame = sys._getframe(1)
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("jitloader"):
-        frame = frame.f_back
+    frame, _ = jit.outside()
     return f"{frame.f_code.co_filename} line {frame.f_lineno}"
 
 

@@ -73,8 +73,9 @@ def scale(low: float = 0.0, high: float = 1.0) -> Stage:
             raise Misfit("scale takes an unsigned integer dtype, as uint8")
         top = float(np.iinfo(spec.dtype).max)
         made = Spec(np.dtype(np.float32), spec.shape)
-        kernel, params = (_scale, (top,)) if (low, high) == (0, 1) else (_scale_to, (top, float(low), float(high)))
-        slope, zero = np.float64((high - low) / top), np.float64(-low * top / (high - low))
+        a, b = float(low), float(high)  # of a NumPy integer a difference could wrap
+        kernel, params = (_scale, (top,)) if (a, b) == (0, 1) else (_scale_to, (top, a, b))
+        slope, zero = np.float64((b - a) / top), np.float64(-a * top / (b - a))
         maps = levels.single(spec.dtype, lambda x: kernel(x, *params), slope, zero)
         if maps is not None:
             return Bound("value", made, levels.affine, tuple(float(a) for a in maps))

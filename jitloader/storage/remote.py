@@ -124,10 +124,10 @@ def _http(url: str, options: dict[str, Any]) -> Remote:
         raise TypeError(f"storage_options: http takes headers alone, got {', '.join(map(repr, options))}")
     try:
         parts = urllib.parse.urlsplit(url)
-        where = parts.hostname, parts.port
+        host, _ = parts.hostname, parts.port  # to read the port checks it
     except ValueError as error:
         raise DataError(f"{shown(url)}: {error}") from None
-    if not where[0]:
+    if not host:
         raise DataError(f"{shown(url)}: no host found in it")
     if parts.username is not None:
         raise DataError(f"{shown(url)}: a user in a URL is not sent; give storage_options={{'headers': {{'Authorization': ...}}}}")
