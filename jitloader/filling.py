@@ -13,8 +13,6 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import numpy as np
-
 from . import compose, jit, residency
 from .buffers import Pool
 from .dataset import Dataset
@@ -67,7 +65,9 @@ class Plan:
         "program",
         "seed",
         "step",
+        "varied",
         "verified",
+        "width",
     )
 
     def __init__(
@@ -78,6 +78,8 @@ class Plan:
         self.key = epoch_key(seed, epoch)
         self.places = list(zip(program.places(), program.outputs, strict=True))
         self.first, self.step, self.length, self.batch_size = first, step, length, batch_size
+        self.width = program.nbytes  # of a row, where rows do not vary
+        self.varied = [(k, o) for k, o in enumerate(program.outputs) if o.form != "fixed"]
         self.verified = time.perf_counter()  # when the files were looked at last
         self.ahead: residency.Ahead | None = None
         if program.grounds:
@@ -137,21 +139,20 @@ class Plan:
 
     def nbytes(self, unit: Unit) -> int:
         """Bytes that a filled unit came to: fixed rows, and those that vary at the lengths they have."""
-        varied = sum(
-            layout.total * o.carrier.itemsize
-            for layout, o in zip(unit.layouts, self.program.outputs, strict=False)
-            if layout is not None
-        )
-        return unit.rows * self.program.nbytes + varied
+        total = unit.rows * self.width
+        for k, output in self.varied if unit.layouts else ():
+            layout = unit.layouts[k]
+            total += layout.total * output.carrier.itemsize if layout is not None else 0
+        return total
 
     def padding(self, unit: Unit) -> tuple[int, int]:
         """Elements of a filled unit that are padding to the longest row of a batch, and all elements of such fields."""
         empty = total = 0
-        for layout, output in zip(unit.layouts, self.program.outputs, strict=False):
+        for k, output in self.varied if unit.layouts else ():
+            layout = unit.layouts[k]
             if layout is not None and output.form == "longest":
                 here = layout.total // max(output.size, 1)
-                lengths, _ = unit.slot.spans.lengths[output.lengths]
-                empty += here - int(lengths[: unit.rows].sum())
+                empty += here - layout.told.item(0)
                 total += here
         return empty, total
 
@@ -174,29 +175,28 @@ class Plan:
 
     def _apply(self, unit: Unit) -> None:
         """Run the applied functions over each batch; those before one that fails are kept."""
-        whole = shaped(self.program, unit)
         unit.batches = []
-        low = 0
+        batches = parts(self.program, unit)
         for end in unit.ends:
-            high = min(end, unit.rows)
-            if unit.failed is not None and high > unit.failed.done:
+            if unit.failed is not None and min(end, unit.rows) > unit.failed.done:
                 return
-            unit.batches.append(self.data.finish([a[low:high] for a in whole], self.seed, self.epoch))
-            low = high
+            unit.batches.append(self.data.finish(next(batches), self.seed, self.epoch))
 
     def _fill(self, worker: compose.Worker | compose.WideWorker, unit: Unit) -> None:
         program, slot, rows = self.program, unit.slot, unit.rows
         assert rows <= slot.rows
-        layouts: list[compose.Layout | None] = [None] * len(program.outputs)
+        layouts: list[compose.Layout | None] = []
         if program.measure is not None:
             assert not isinstance(worker, compose.WideWorker)
             spans = slot.spans = slot.spans or compose.Spans(program, slot.rows)
             spans.part(unit.ends)
             for first, count, place in self.pieces(unit):
                 failed = worker.lengths(first, self.step, count, place, spans)
-                if failed is not None:
+                if failed is not None:  # those before it come
                     unit.failed = failed._replace(done=place + failed.done)
-                    return
+                    rows = unit.failed.done
+                    break
+            layouts = [None] * len(program.outputs)
             for k in spans.starts:
                 layout = layouts[k] = worker.lay_out(k, rows, spans)
                 slot.reserve(k, layout.total)
@@ -204,7 +204,9 @@ class Plan:
             worker.call.point(at, slot.flat[k], slot.addresses[k])
         unit.layouts = layouts
         for first, count, place in self._in_steps(unit):
-            failed = worker.fill(first, self.step, count, place)
+            if place >= rows:
+                return
+            failed = worker.fill(first, self.step, min(count, rows - place), place)
             if failed is not None:
                 unit.failed = failed._replace(done=place + failed.done)
                 return
@@ -325,25 +327,22 @@ def _stop_all() -> None:
         team.stop(deque(), join=True)
 
 
-def shaped(program: Any, unit: Unit) -> list[Any]:
-    """Give a unit's outputs so that [low:high] is a batch of each."""
-    slot = unit.slot
-    if all(layout is None for layout in unit.layouts):
-        return slot.shaped(program.outputs, compose.shape_output)
-    found: list[Any] = []
-    for output, flat, layout in zip(program.outputs, slot.flat, unit.layouts, strict=True):
-        if layout is None:
-            found.append(compose.shape_output(output, flat, unit.rows))
-        else:
-            found.append(Varied(output, flat, layout))
-    return found
-
-
-class Varied:
-    """An output whose rows vary, to be sliced into batches."""
-
-    def __init__(self, output: compose.Output, flat: np.ndarray, layout: compose.Layout) -> None:
-        self.output, self.flat, self.layout = output, flat, layout
-
-    def __getitem__(self, rows: slice) -> Any:
-        return compose.shape_varied(self.output, self.flat, self.layout, rows.start, rows.stop)
+def parts(program: Any, unit: Unit) -> Iterator[Sequence[Any]]:
+    """Give the arrays of each batch of a filled unit, or of those before the row on which it failed."""
+    slot, rows, ends, low = unit.slot, unit.rows, unit.ends, 0
+    if unit.failed is not None:
+        ends = [end for end in ends if min(end, rows) <= unit.failed.done]
+    if unit.layouts and ends:
+        columns: list[Any] = []
+        for output, flat, layout in zip(program.outputs, slot.flat, unit.layouts, strict=True):
+            if layout is None:
+                whole = compose.shape_output(output, flat, rows)
+                columns.append([whole[low : min(end, rows)] for low, end in zip((0, *ends), ends, strict=False)])
+            else:
+                columns.append(compose.shape_batches(output, flat, layout, ends, rows))
+        yield from zip(*columns, strict=True)
+        return
+    arrays = slot.shaped(program.outputs, compose.shape_output) if ends else []
+    for end in ends:
+        yield [a[low:end] for a in arrays] if end <= rows else [a[low:rows] for a in arrays]
+        low = end

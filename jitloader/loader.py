@@ -18,7 +18,7 @@ from . import compose, jit, orders, pickling, quality, residency
 from .buffers import Pool, Slot
 from .cutting import TooLong, cut
 from .dataset import Dataset
-from .filling import Plan, Team, Unit, shaped
+from .filling import Plan, Team, Unit, parts
 from .live import Live
 from .meter import Meter
 from .mixing import Mix
@@ -465,8 +465,7 @@ class Loader:
                 if unit.fill_seconds < QUICK:
                     many = max(many, min(most, len(unit.ends) * min(4, -(-UNIT // max(filled, 1)))))
                 slot, begin, rows = unit.slot, unit.start, unit.rows
-                whole: Any = shaped(program, unit) if unit.batches is None else unit.batches
-                low, good = 0, self._good(unit)
+                good, given = self._good(unit), parts(program, unit)
                 for end in unit.ends:
                     high = min(end, rows)
                     if high > good:
@@ -474,16 +473,12 @@ class Loader:
                     # All ranks go in step: with a short last batch each has received what there was.
                     self._at = (epoch, min(start + (begin + end) * world, last))
                     tally.rows = begin + high
-                    if unit.batches is not None:
-                        yield whole.pop(0)
-                    else:
-                        yield make([a[low:high] for a in whole])
-                    low = high
+                    yield make(next(given)) if unit.batches is None else unit.batches.pop(0)
                 if unit.failed is not None or unit.problem is not None:
                     raise self._error(unit, plan, epoch)
                 slot.give_back()
                 units.popleft()
-                del unit, slot, whole
+                del unit, slot, given
         finally:
             team.stop(units)
             meter.end(tally)

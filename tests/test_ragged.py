@@ -298,9 +298,32 @@ def test_rows_are_laid_end_to_end(sizes, batch, multiple, size, longest):
             extents[low : low + batch] = [most] * len(sizes[low : low + batch])
     starts = [size * sum(extents[:i]) for i in range(len(extents))]
 
-    found = np.zeros((2, len(sizes)), np.int64)
+    found, told = np.zeros((2, len(sizes)), np.int64), np.zeros(2 * len(sizes) + 1, np.int64)
     kernel = jit.load(lay_rows, LAY)
     ends = np.arange(batch, len(sizes) + batch, batch)
-    total = kernel(np.array(sizes, np.int64), ends, int(longest), multiple, size, found[0], found[1])
+    total = kernel(np.array(sizes, np.int64), ends, int(longest), multiple, size, found[0], found[1], told)
 
     assert found.tolist() == [starts, extents] and total == size * sum(extents)
+    batches = [
+        x for low in range(0, len(sizes), batch) for x in (starts[low], extents[min(low + batch, len(sizes)) - 1])
+    ]
+    assert told[: 1 + len(batches)].tolist() == [sum(sizes), *batches]
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+@pytest.mark.parametrize("applied", [False, True])
+def test_batches_before_a_row_that_is_not_there_come_whole(prefetch, applied):
+    """Rows are measured before they are filled: a failure there takes no batch before it away."""
+    values, offsets = np.arange(3000), np.arange(0, 3003, 3)
+    data = jl.Dataset(x=jl.ragged(values, offsets), i=np.arange(1000)).map("x", jl.pad_to_longest(mask="mask"))
+    data = data.apply(lambda batch: batch) if applied else data
+    order = jl.custom(lambda position, count, seed, epoch: position if position < 500 else 5000)
+
+    found = []
+    with pytest.raises(IndexError, match="row 5000 is out of range: the data has 1000 rows"):
+        for batch in jl.Loader(data, 64, order=order, prefetch=prefetch):
+            found.append((batch.x.copy(), batch.mask.copy(), batch.i.copy()))  # noqa: PERF401 (what came before the error)
+
+    assert len(found) == 7
+    x, mask, i = (np.concatenate(arrays) for arrays in zip(*found, strict=True))
+    assert (x == values[: 7 * 64 * 3].reshape(-1, 3)).all() and mask.all() and (i == np.arange(7 * 64)).all()

@@ -32,8 +32,8 @@ from .program import Spans as Spans
 from .program import WideWorker as WideWorker
 from .program import Worker as Worker
 from .program import collect as collect
+from .program import shape_batches as shape_batches
 from .program import shape_output as shape_output
-from .program import shape_varied as shape_varied
 from .source import FILENAME as FILENAME
 
 

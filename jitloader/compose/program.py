@@ -162,7 +162,7 @@ class Worker:
             kernel = jit.plain(lay_rows, LAY) if plain else jit.load(lay_rows, LAY)
             none = np.zeros(0, np.int64)
             self.layers = {
-                k: kernel.bind(none, none, int(o.form == "longest"), o.multiple, o.size, none, none)
+                k: kernel.bind(none, none, int(o.form == "longest"), o.multiple, o.size, none, none, none)
                 for k, o in enumerate(program.outputs)
                 if o.form != "fixed"
             }
@@ -202,7 +202,9 @@ class Worker:
             layer.point(1, *spans.ends)
             layer.point(5, starts, a)
             layer.point(6, extents, b)
-            spans.laid[k] = Layout(starts, extents, layer())
+            told, c = spans.told[k]
+            layer.point(7, told, c)
+            spans.laid[k] = Layout(starts, extents, layer(), told)
         self.call.point(at + 1, starts, a)
         self.call.point(at + 2, extents, b)
         return spans.laid[like]
@@ -357,11 +359,13 @@ def run(call: jit.Call, first: int, step: int, count: int, place: int) -> Failur
 
 
 class Layout(NamedTuple):
-    """Where the rows of an output that varies lie: the first item and the extent of each row, and the total of items."""
+    """Where the rows of an output that varies lie: the first item and the extent of each row, the total of items, and what
+    `lay_rows` told of the batches."""
 
     starts: np.ndarray
     extents: np.ndarray
     total: int
+    told: np.ndarray
 
 
 def lay_rows(
@@ -372,31 +376,39 @@ def lay_rows(
     size: int,
     starts: np.ndarray,
     extents: np.ndarray,
+    told: np.ndarray,
 ) -> int:
     """Place rows of these lengths one after the other, those of each batch at the length of its longest (up to a
     `multiple`) where `longest` is 1: where each starts, and how many elements of `size` items it has. Batch b ends before
-    row ends[b], the last before the end. Gives all items."""
-    total, low, n, b = 0, 0, lengths.size, 0
+    row ends[b], the last before the end. Gives all items; `told` becomes the elements that are data, and of each batch the
+    first item and the extent of its last row."""
+    total, low, n, b, data = 0, 0, lengths.size, 0, 0
     while low < n:
         high = n
         if b < ends.size:
             high = min(max(ends[b], low + 1), n)
-        b += 1
         most = 0
+        told[1 + 2 * b] = total
         if longest:
             for i in range(low, high):
                 most = max(most, lengths[i])
             most = (most + multiple - 1) // multiple * multiple
+        extent = most
         for i in range(low, high):
-            extent = most if longest else lengths[i]
+            data += lengths[i]
+            if not longest:
+                extent = lengths[i]
             starts[i] = total
             extents[i] = extent
             total += extent * size
+        told[2 + 2 * b] = extent
+        b += 1
         low = high
+    told[0] = data
     return total
 
 
-LAY: tuple[jit.Type, ...] = (COUNTS, COUNTS, jit.INT, jit.INT, jit.INT, COUNTS, COUNTS)  # what lay_rows takes
+LAY: tuple[jit.Type, ...] = (COUNTS, COUNTS, jit.INT, jit.INT, jit.INT, COUNTS, COUNTS, COUNTS)  # what lay_rows takes
 
 
 def shape_output(output: Output, buffer: np.ndarray, rows: int) -> np.ndarray:
@@ -428,6 +440,21 @@ def shape_varied(output: Output, buffer: np.ndarray, layout: Layout, low: int, h
     return Ragged(values.reshape(int(offsets[-1]), *rest), offsets)
 
 
+def shape_batches(output: Output, buffer: np.ndarray, layout: Layout, ends: Sequence[int], rows: int) -> list[Any]:
+    """Give each batch of an output that varies as `shape_varied` does; batch b ends before row ends[b], the last before
+    `rows`."""
+    lows, highs = [0, *ends[:-1]], [*ends[:-1], min(ends[-1], rows)]
+    if output.form != "longest" or output.carrier != output.spec.dtype:
+        return [shape_varied(output, buffer, layout, low, high) for low, high in zip(lows, highs, strict=True)]
+    rest: tuple[Any, ...] = output.spec.shape[1:]
+    firsts, extents = layout.told[1 : 1 + 2 * len(lows)].reshape(-1, 2).T.tolist()
+    size = output.size
+    return [
+        buffer[first : first + (high - low) * extent * size].reshape(high - low, extent, *rest)
+        for low, high, first, extent in zip(lows, highs, firsts, extents, strict=True)
+    ]
+
+
 def _own_dtype(output: Output, buffer: np.ndarray) -> np.ndarray:
     return buffer if output.carrier == output.spec.dtype else buffer.view(output.spec.dtype)
 
@@ -436,11 +463,11 @@ class Spans:
     """Room for the lengths of some rows, by field, and for where the rows of each output that varies lie: arrays and
     addresses, shared with the first output `like` it; and where batches of these rows end."""
 
-    __slots__ = ("ends", "extents", "given", "laid", "lengths", "like", "starts")
+    __slots__ = ("ends", "extents", "given", "laid", "lengths", "like", "starts", "told")
 
     def __init__(self, program: Program, rows: int) -> None:
-        def room() -> tuple[np.ndarray, int]:
-            array = np.zeros(rows, np.int64)
+        def room(items: int = rows) -> tuple[np.ndarray, int]:
+            array = np.zeros(items, np.int64)
             return array, array.ctypes.data
 
         measured = program.measure.outputs if program.measure is not None else ()
@@ -448,6 +475,7 @@ class Spans:
         kinds = {k: (o.lengths, o.form, o.multiple, o.size) for k, o in enumerate(program.outputs) if o.form != "fixed"}
         self.like = {k: next(first for first, other in kinds.items() if other == kind) for k, kind in kinds.items()}
         rooms = {k: (room(), room()) for k in set(self.like.values())}
+        self.told = {k: room(2 * rows + 1) for k in rooms}
         self.starts, self.extents = ({k: rooms[like][side] for k, like in self.like.items()} for side in (0, 1))
         self.laid: dict[int, Layout] = {}
         self.given: Any = None
