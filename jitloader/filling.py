@@ -21,6 +21,7 @@ from .mixing import Mix
 from .rng import epoch_key
 
 AGAIN = 0.1  # seconds between looks at mapped files in an epoch: one that is cut under its map would end the process
+SHAPED = 64  # batches whose arrays are made at a time: fewer calls, and no more objects than a cache holds
 WIDE = 1 << 20  # bytes of a batch from which a parallel loop pays for its launch, on each of Numba's layers
 
 
@@ -176,11 +177,9 @@ class Plan:
     def _apply(self, unit: Unit) -> None:
         """Run the applied functions over each batch; those before one that fails are kept."""
         unit.batches = []
-        batches = parts(self.program, unit)
-        for end in unit.ends:
-            if unit.failed is not None and min(end, unit.rows) > unit.failed.done:
-                return
-            unit.batches.append(self.data.finish(next(batches), self.seed, self.epoch))
+        good = unit.rows if unit.failed is None else unit.failed.done
+        for batch in parts(self.program, unit, good):
+            unit.batches.append(self.data.finish(batch, self.seed, self.epoch))
 
     def _fill(self, worker: compose.Worker | compose.WideWorker, unit: Unit) -> None:
         program, slot, rows = self.program, unit.slot, unit.rows
@@ -327,22 +326,25 @@ def _stop_all() -> None:
         team.stop(deque(), join=True)
 
 
-def parts(program: Any, unit: Unit) -> Iterator[Sequence[Any]]:
-    """Give the arrays of each batch of a filled unit, or of those before the row on which it failed."""
-    slot, rows, ends, low = unit.slot, unit.rows, unit.ends, 0
-    if unit.failed is not None:
-        ends = [end for end in ends if min(end, rows) <= unit.failed.done]
-    if unit.layouts and ends:
-        columns: list[Any] = []
-        for output, flat, layout in zip(program.outputs, slot.flat, unit.layouts, strict=True):
-            if layout is None:
-                whole = compose.shape_output(output, flat, rows)
-                columns.append([whole[low : min(end, rows)] for low, end in zip((0, *ends), ends, strict=False)])
-            else:
-                columns.append(compose.shape_batches(output, flat, layout, ends, rows))
-        yield from zip(*columns, strict=True)
+def parts(program: Any, unit: Unit, good: int) -> Iterator[Sequence[Any]]:
+    """Give the arrays of each batch of a filled unit, as far as `good` rows reach."""
+    slot, rows, layouts = unit.slot, unit.rows, unit.layouts
+    ends = unit.ends if good == rows else [end for end in unit.ends if min(end, rows) <= good]
+    if not ends:
         return
-    arrays = slot.shaped(program.outputs, compose.shape_output) if ends else []
-    for end in ends:
-        yield [a[low:end] for a in arrays] if end <= rows else [a[low:rows] for a in arrays]
-        low = end
+    whole = [] if layouts else slot.shaped(program.outputs, compose.shape_output)
+    low = 0
+    for at in range(0, len(ends), SHAPED):
+        highs = ends[at : at + SHAPED]
+        if highs[-1] > rows:
+            highs = [*highs[:-1], rows]
+        lows = [low, *highs[:-1]]
+        columns = [[a[i:j] for i, j in zip(lows, highs, strict=True)] for a in whole]
+        for output, flat, layout in zip(program.outputs, slot.flat, layouts, strict=True) if layouts else ():
+            if layout is None:
+                fixed = compose.shape_output(output, flat, rows)
+                columns.append([fixed[i:j] for i, j in zip(lows, highs, strict=True)])
+            else:
+                columns.append(compose.shape_batches(output, flat, layout, at, lows, highs))
+        yield from zip(*columns, strict=True)
+        low = highs[-1]

@@ -440,14 +440,14 @@ def shape_varied(output: Output, buffer: np.ndarray, layout: Layout, low: int, h
     return Ragged(values.reshape(int(offsets[-1]), *rest), offsets)
 
 
-def shape_batches(output: Output, buffer: np.ndarray, layout: Layout, ends: Sequence[int], rows: int) -> list[Any]:
-    """Give each batch of an output that varies as `shape_varied` does; batch b ends before row ends[b], the last before
-    `rows`."""
-    lows, highs = [0, *ends[:-1]], [*ends[:-1], min(ends[-1], rows)]
+def shape_batches(
+    output: Output, buffer: np.ndarray, layout: Layout, at: int, lows: Sequence[int], highs: Sequence[int]
+) -> list[Any]:
+    """Give some batches of an output that varies as `shape_varied` does, from the one with number `at` on."""
     if output.form != "longest" or output.carrier != output.spec.dtype:
         return [shape_varied(output, buffer, layout, low, high) for low, high in zip(lows, highs, strict=True)]
     rest: tuple[Any, ...] = output.spec.shape[1:]
-    firsts, extents = layout.told[1 : 1 + 2 * len(lows)].reshape(-1, 2).T.tolist()
+    firsts, extents = layout.told[1 + 2 * at : 1 + 2 * (at + len(lows))].reshape(-1, 2).T.tolist()
     size = output.size
     return [
         buffer[first : first + (high - low) * extent * size].reshape(high - low, extent, *rest)
