@@ -131,13 +131,14 @@ class Pool:
         self._make, self._keep = make, keep
         self._slots: list[Slot] = []
         self._lock = threading.Lock()
+        self._exact = counts_are_exact()
         self.made = 0  # slots allocated so far
         self.poison = os.environ.get("JITLOADER_CHECK_BUFFERS", "0") not in ("", "0")
 
     def take(self, user: Any) -> Slot:
         """Give a slot nobody uses to `user`, for as long as that lives or until it is given back."""
         with self._lock:
-            if counts_are_exact():
+            if self._exact:
                 for slot in self._slots if self.poison else ():
                     if slot.free and not slot.poisoned:
                         slot.poison()
@@ -150,7 +151,7 @@ class Pool:
             slot = self._make().settle()
             slot.user = weakref.ref(user)
             self.made += 1
-            if counts_are_exact():
+            if self._exact:
                 held = [k for k, s in enumerate(self._slots) if not s.busy]
                 if len(self._slots) >= self._keep and held:
                     del self._slots[held[0]]
