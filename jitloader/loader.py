@@ -465,7 +465,8 @@ class Loader:
                 meter.gets(tally, asked, unit.begun, unit.fill_seconds, unit.thread, unit.rows, filled, padding)
                 # Of units in flight, those still small say nothing new; how large rows are that vary, only units tell.
                 if unit.fill_seconds < QUICK:
-                    many = max(many, min(most, len(unit.ends) * min(4, -(-UNIT // max(filled, 1)))))
+                    now = len(unit.ends)
+                    many = max(many, min(most, 4 * now, -(-UNIT * now // max(filled, 1))))
                 slot, begin, rows = unit.slot, unit.start, unit.rows
                 good = self._good(unit)
                 given = parts(program, unit, good)
