@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import os
 import queue
@@ -22,6 +23,9 @@ from .rng import epoch_key
 
 AGAIN = 0.1  # seconds between looks at mapped files in an epoch: one that is cut under its map would end the process
 SHAPED = 64  # batches whose arrays are made at a time: fewer calls, and no more objects than a cache holds
+LOOK = 0.005  # seconds of filling between looks at whether a thread waits for a core
+ALONE = 0.05  # seconds that the consumer fills for itself where it does, then it is tried again; twice as long each time
+LONGEST = 1.0  # up to this
 WIDE = 1 << 20  # bytes of a batch from which a parallel loop pays for its launch, on each of Numba's layers
 
 
@@ -211,26 +215,88 @@ class Plan:
                 return
 
 
-def _work(jobs: queue.SimpleQueue[Unit | None], plan: Plan) -> None:
+class Cores:
+    """Until when a loader takes the cores to be held by other work: meanwhile its consumer fills for itself.
+
+    Beside other work threads do not speed a consumer up, and each hand-over costs it (measured: up to 1.2x the time).
+    """
+
+    def __init__(self) -> None:
+        self.taken, self.pause, self.times = 0.0, ALONE, 0
+
+    def looked(self, waited: bool) -> None:
+        """Note whether a thread waited for a core; once says nothing, as 2 % of looks at an idle machine tell so."""
+        if not waited:
+            self.pause, self.times = ALONE, 0
+            return
+        self.times += 1
+        if self.times > 1:
+            self.taken = time.perf_counter() + self.pause
+            self.pause = min(2 * self.pause, LONGEST)
+
+
+class Waits:
+    """How long the calling thread ran, and how long it was ready to run while other work held the cores, as Linux counts
+    them; elsewhere it never waits."""
+
+    def __init__(self) -> None:
+        self.file = -1
+        with contextlib.suppress(OSError):
+            self.file = os.open("/proc/thread-self/schedstat", os.O_RDONLY | os.O_CLOEXEC)
+        self.before = self._read()
+
+    def _read(self) -> tuple[int, int]:
+        try:
+            ran, waited, _ = os.pread(self.file, 80, 0).split()  # nanoseconds
+            return int(ran), int(waited)
+        except (OSError, ValueError):
+            return 0, 0
+
+    def long(self) -> bool:
+        """Whether since the last call it waited more than a quarter of the time that it ran."""
+        before, self.before = self.before, self._read()
+        ran, waited = self.before[0] - before[0], self.before[1] - before[1]
+        return waited * 4 > ran > 0
+
+    def close(self) -> None:
+        """Close the file."""
+        if self.file >= 0:
+            os.close(self.file)
+            self.file = -1
+
+
+def _work(jobs: queue.SimpleQueue[Unit | None], plan: Plan, cores: Cores | None) -> None:
     """The life of a background thread: fill units until told to stop. Holds no loader, iterator or idle slot."""
     worker: compose.Worker | None = None
-    while True:
-        unit = jobs.get()
-        if unit is None:
-            return
-        if not unit.take.acquire(blocking=False):
-            continue  # the consumer fills it
-        if not unit.cancelled:
-            try:
-                worker = worker or plan.worker()
-                plan.fill(worker, unit)
-            except BaseException as problem:  # no memory for the scratch, say: the consumer is told, never left waiting
-                unit.problem = problem
-        unit.done = True
-        if unit.cancelled:
-            unit.slot.give_back()
-        unit.ready.release()
-        del unit
+    waits: Waits | None = None
+    filled = 0.0
+    try:
+        while True:
+            unit = jobs.get()
+            if unit is None:
+                return
+            if not unit.take.acquire(blocking=False):
+                continue  # the consumer fills it
+            if not unit.cancelled:
+                try:
+                    worker = worker or plan.worker()
+                    plan.fill(worker, unit)
+                except BaseException as problem:  # no memory for the scratch, say: the consumer is told, never left waiting
+                    unit.problem = problem
+            unit.done = True
+            if unit.cancelled:
+                unit.slot.give_back()
+            unit.ready.release()
+            filled += unit.fill_seconds
+            if cores is not None and waits is None:
+                waits = Waits()
+            if cores is not None and waits is not None and filled > LOOK:
+                filled = 0.0
+                cores.looked(waits.long())
+            del unit
+    finally:
+        if waits is not None:
+            waits.close()
 
 
 _teams: weakref.WeakSet[Team] = weakref.WeakSet()
@@ -239,14 +305,14 @@ _teams: weakref.WeakSet[Team] = weakref.WeakSet()
 class Team:
     """The background threads of one iterator."""
 
-    def __init__(self, plan: Plan, size: int, wide: int = 1) -> None:
+    def __init__(self, plan: Plan, size: int, wide: int = 1, cores: Cores | None = None) -> None:
         self.plan, self.pid, self.wide = plan, os.getpid(), wide
         self.jobs: queue.SimpleQueue[Unit | None] = queue.SimpleQueue()
         self.threads: list[threading.Thread] = []
         self.worker: compose.Worker | compose.WideWorker | None = None
         self.closed = False  # by the loader, while its iterator may still be in somebody's hands
         for _ in range(size):
-            thread = threading.Thread(target=_work, args=(self.jobs, plan), name="jitloader", daemon=True)
+            thread = threading.Thread(target=_work, args=(self.jobs, plan, cores), name="jitloader", daemon=True)
             try:
                 thread.start()
             except RuntimeError:  # no more threads to be had: the consumer fills for itself
@@ -254,14 +320,14 @@ class Team:
             self.threads.append(thread)
         _teams.add(self)
 
-    def submit(self, unit: Unit) -> None:
-        """Fill a unit in the background, or at once where there is no thread."""
+    def submit(self, unit: Unit, alone: bool) -> None:
+        """Fill a unit in the background, or at once where there is no thread; `alone`, it is left to who waits for it."""
         if self.plan.ahead is not None:
             self.plan.ahead.opens(unit.start)
-        if self.threads:
-            self.jobs.put(unit)
-        else:
+        if not self.threads:
             self.fill_here(unit)
+        elif not alone:
+            self.jobs.put(unit)
 
     def fill_here(self, unit: Unit) -> None:
         """Fill a unit in the calling thread."""

@@ -19,7 +19,7 @@ from . import compose, jit, orders, pickling, quality, residency
 from .buffers import Pool, Slot
 from .cutting import TooLong, cut
 from .dataset import Dataset
-from .filling import Plan, Team, Unit, parts
+from .filling import Cores, Plan, Team, Unit, parts
 from .live import Live
 from .meter import Meter
 from .mixing import Mix
@@ -109,7 +109,7 @@ class Loader:
     tail : rows that do not part evenly between ranks are kept ("keep": sizes differ by one), dropped ("drop"), or the
         shorter ranks take rows from the start again ("wrap").
     threads : background threads; where left out, one fewer than the CPUs this process may use (at least one), for who
-        asks for a batch that is not there fills along. With prefetch=0, a number above one lets a `prange` loop fill
+        asks for a batch that is not there fills along, and none while other work holds the cores (Linux tells). With prefetch=0, a number above one lets a `prange` loop fill
         large batches: quick on idle cores, and slow where the consumer keeps them busy.
     prefetch : batches (or runs of small ones) filled ahead; 0 fills each when it is asked for.
 
@@ -131,8 +131,8 @@ class Loader:
     """
 
     __slots__ = (
-        *("_allocate", "_at", "_closed", "_cut", "_data", "_given", "_laid", "_layout", "_live", "_meter", "_next"),
-        *("_order", "_pool", "_pool_rows", "_positions", "_program", "_resumed", "_start", "_wide", "__weakref__"),
+        *("_allocate", "_at", "_chosen", "_closed", "_cores", "_cut", "_data", "_given", "_laid", "_layout", "_live"),
+        *("_meter", "_next", "_order", "_pool", "_pool_rows", "_positions", "_program", "_resumed", "_start", "__weakref__"),
     )
 
     batch_size, max_tokens, max_resident = Given["int | None"](), Given["int | None"](), Given["int | None"]()
@@ -172,9 +172,8 @@ class Loader:
         self.prefetch = whole_number("prefetch", prefetch, 0)
         self.threads = max(1, jit.available_cpus() - 1) if threads is None else whole_number("threads", threads, 1)
         self.max_resident = None if max_resident is None else whole_number("max_resident", max_resident, 1)
-        self._wide = (
-            1 if threads is None else self.threads
-        )  # a prange loop stalls beside a busy consumer: only if asked
+        # Threads that the user asked for are at work whatever else is.
+        self._chosen, self._cores = threads is not None, Cores()
         if order is not None and shuffle:
             raise ValueError("give shuffle=True or order=, not both")
         if order is not None and isinstance(data, Mix):
@@ -435,7 +434,10 @@ class Loader:
         pool = self._slots(program, most_rows, ahead + 3)  # in flight, in the loop, and one that the user kept
         # A short epoch is over before a thread has started.
         threads = min(self.threads, ahead) if self.prefetch and total > most * size else 0
-        team = Team(plan, threads, 1 if self.prefetch else self._wide)
+        # A prange loop stalls beside a busy consumer: only if asked.
+        wide = self.threads if self._chosen and not self.prefetch else 1
+        cores = None if self._chosen or self._data.applies else self._cores
+        team = Team(plan, threads, wide, cores)
         self._live.add(team)
         units: deque[Unit] = deque()
         many, scheduled = 1, 0
@@ -446,7 +448,8 @@ class Loader:
         try:
             while True:
                 asked = meter.asks(tally)
-                while scheduled < total and len(units) <= (ahead if threads else 0):
+                alone = cores is not None and cores.taken > asked
+                while scheduled < total and len(units) <= (ahead if threads and not alone else 0):
                     if ends is None:
                         rows = min(many * size, total - scheduled)
                         unit = Unit(pool, scheduled, rows, range(size, rows + size, size))
@@ -455,7 +458,7 @@ class Loader:
                     units.append(unit)
                     scheduled += unit.rows
                     if threads:
-                        team.submit(unit)
+                        team.submit(unit, alone)
                 if not units:
                     self._at = (epoch + 1, 0)
                     return

@@ -713,6 +713,61 @@ def test_who_waits_fills_along(monkeypatch):
     assert len(along) >= 3
 
 
+def test_a_consumer_fills_alone_while_other_work_holds_the_cores(monkeypatch):
+    """Until then nothing is handed to threads; afterwards it is again. Threads that were asked for are always at work."""
+    monkeypatch.setattr(loader_module, "UNIT", 1 << 10)
+    here = threading.get_ident()
+
+    def fillers(loader):
+        loader._meter.events.clear()
+        assert [i for batch in loader for i in batch.i.tolist()] == list(range(4_000))
+        return {event.thread for event in loader.report().events}
+
+    def slow(plan, worker, unit):
+        time.sleep(0.0005)
+        real(plan, worker, unit)
+
+    real = filling.Plan.fill
+    monkeypatch.setattr(filling.Plan, "fill", slow)
+    left_out, chosen = jl.Loader(data_of(4_000), 8), jl.Loader(data_of(4_000), 8, threads=1)
+    for loader in left_out, chosen:
+        loader._cores.taken = time.perf_counter() + 1000
+    assert fillers(left_out) == {here} and len(fillers(chosen)) == 2
+    left_out._cores.taken = 0.0
+    assert len(fillers(left_out)) == 2
+
+
+def test_cores_are_held_when_a_thread_waited_twice(monkeypatch):
+    """One look says nothing; each further one doubles the pause up to a second, and one good look forgets them."""
+    now = 100.0
+    monkeypatch.setattr(filling.time, "perf_counter", lambda: now)
+    cores = filling.Cores()
+    pauses = []
+    for waited in [True, False, True, True, True, True, True, True, True, True, False, True, True]:
+        cores.looked(waited)
+        pauses.append(round(cores.taken - now, 3) if waited and cores.times > 1 else 0)
+    assert pauses == [0, 0, 0, 0.05, 0.1, 0.2, 0.4, 0.8, 1.0, 1.0, 0, 0, 0.05]
+
+
+def test_waiting_for_a_core_is_read_from_the_system(tmp_path, monkeypatch):
+    """A thread waited long where that was more than a quarter of its running time; where nothing is told, it never did."""
+    waits = filling.Waits()
+    waits.before = (0, 0)
+    for told, long in [(b"1000 10 1", False), (b"2000 250 2", False), (b"3000 501 3", True), (b"broken", False)]:
+        monkeypatch.setattr(filling.os, "pread", lambda *_, told=told: told)
+        assert waits.long() is long, told
+    waits.close()
+    monkeypatch.undo()
+
+    def no_file(*_):
+        raise FileNotFoundError
+
+    monkeypatch.setattr(filling.os, "open", no_file)
+    nothing = filling.Waits()
+    assert not nothing.long() and not nothing.long()
+    nothing.close()
+
+
 def test_ctrl_c_while_filling_along(monkeypatch):
     """An interrupt that meets the consumer in a kernel ends the epoch there; no buffer is lost, the next epoch is whole."""
     monkeypatch.setattr(loader_module, "UNIT", 1 << 10)
