@@ -15,8 +15,8 @@ Measured on 2 shared cores (Zen 4 VM, Numba 0.68.1, omp layer, 2026-12-03; noise
 So: threads ahead by default, one fewer than there are CPUs, each filling whole runs of batches without the GIL; a consumer
 that would have to wait fills along, what no thread has begun; and where a thread is kept waiting for a core more than a
 quarter of its time, the consumer fills for itself for a while, as each hand-over then only costs. With one process
-spinning beside, an epoch takes 1.01 to 1.09 of serial loading (1.04 to 1.23 before), with two 0.86 to 1.08 (0.82 to
-1.4). `prange` stalls where the consumer's own threads hold the cores (a launch waits for a scheduler's turn), so it is
+spinning beside, an epoch takes 1.01 to 1.09 of serial loading, with two 0.86 to 1.08 (five workloads of `peers.py` before
+that rule: 1.05 to 1.23, and 0.77 to 1.4). `prange` stalls where the consumer's own threads hold the cores (a launch waits for a scheduler's turn), so it is
 used only where it is asked for (prefetch=0 and threads above 1).
 """
 

@@ -398,19 +398,24 @@ def parts(program: Any, unit: Unit, good: int) -> Iterator[Sequence[Any]]:
     ends = unit.ends if good == rows else [end for end in unit.ends if min(end, rows) <= good]
     if not ends:
         return
-    whole = [] if layouts else slot.shaped(program.outputs, compose.shape_output)
+    whole: Sequence[Any]
+    outputs: list[tuple[Any, ...]] = []
+    if layouts:
+        outputs = list(zip(program.outputs, slot.flat, layouts, strict=True))
+        whole = [compose.shape_output(o, flat, rows) if layout is None else None for o, flat, layout in outputs]
+    else:
+        whole = slot.shaped(program.outputs, compose.shape_output)
     low = 0
     for at in range(0, len(ends), SHAPED):
         highs = ends[at : at + SHAPED]
         if highs[-1] > rows:
             highs = [*highs[:-1], rows]
         lows = [low, *highs[:-1]]
-        columns = [[a[i:j] for i, j in zip(lows, highs, strict=True)] for a in whole]
-        for output, flat, layout in zip(program.outputs, slot.flat, layouts, strict=True) if layouts else ():
-            if layout is None:
-                fixed = compose.shape_output(output, flat, rows)
-                columns.append([fixed[i:j] for i, j in zip(lows, highs, strict=True)])
-            else:
-                columns.append(compose.shape_batches(output, flat, layout, at, lows, highs))
+        columns = [
+            compose.shape_batches(*outputs[k], at, lows, highs)
+            if a is None
+            else [a[i:j] for i, j in zip(lows, highs, strict=True)]
+            for k, a in enumerate(whole)
+        ]
         yield from zip(*columns, strict=True)
         low = highs[-1]

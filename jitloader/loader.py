@@ -109,8 +109,9 @@ class Loader:
     tail : rows that do not part evenly between ranks are kept ("keep": sizes differ by one), dropped ("drop"), or the
         shorter ranks take rows from the start again ("wrap").
     threads : background threads; where left out, one fewer than the CPUs this process may use (at least one), for who
-        asks for a batch that is not there fills along, and none while other work holds the cores (Linux tells). With prefetch=0, a number above one lets a `prange` loop fill
-        large batches: quick on idle cores, and slow where the consumer keeps them busy.
+        asks for a batch that is not there fills along, and none while other work holds the cores (where Linux tells). With
+        prefetch=0, a number above one lets a `prange` loop fill large batches: quick on idle cores, and slow where the
+        consumer keeps them busy.
     prefetch : batches (or runs of small ones) filled ahead; 0 fills each when it is asked for.
 
     max_resident : bytes of files that may be in this process's memory: mapped pages are given back behind the batches, and

@@ -749,7 +749,7 @@ def test_cores_are_held_when_a_thread_waited_twice(monkeypatch):
     assert pauses == [0, 0, 0, 0.05, 0.1, 0.2, 0.4, 0.8, 1.0, 1.0, 0, 0, 0.05]
 
 
-def test_waiting_for_a_core_is_read_from_the_system(tmp_path, monkeypatch):
+def test_waiting_for_a_core_is_read_from_the_system(monkeypatch):
     """A thread waited long where that was more than a quarter of its running time; where nothing is told, it never did."""
     waits = filling.Waits()
     waits.before = (0, 0)
