@@ -12,7 +12,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, cast
 
 from . import compose, jit, residency
 from .buffers import Pool
@@ -399,10 +399,9 @@ def parts(program: Any, unit: Unit, good: int) -> Iterator[Sequence[Any]]:
     if not ends:
         return
     whole: Sequence[Any]
-    outputs: list[tuple[Any, ...]] = []
     if layouts:
-        outputs = list(zip(program.outputs, slot.flat, layouts, strict=True))
-        whole = [compose.shape_output(o, flat, rows) if layout is None else None for o, flat, layout in outputs]
+        every = zip(program.outputs, slot.flat, layouts, strict=True)
+        whole = [compose.shape_output(o, flat, rows) if layout is None else None for o, flat, layout in every]
     else:
         whole = slot.shaped(program.outputs, compose.shape_output)
     low = 0
@@ -412,7 +411,7 @@ def parts(program: Any, unit: Unit, good: int) -> Iterator[Sequence[Any]]:
             highs = [*highs[:-1], rows]
         lows = [low, *highs[:-1]]
         columns = [
-            compose.shape_batches(*outputs[k], at, lows, highs)
+            compose.shape_batches(program.outputs[k], slot.flat[k], cast(compose.Layout, layouts[k]), at, lows, highs)
             if a is None
             else [a[i:j] for i, j in zip(lows, highs, strict=True)]
             for k, a in enumerate(whole)
