@@ -45,7 +45,7 @@ for epoch in range(3):
         peak = max(peak, anonymous())
 del b
 # The report's timeline keeps some thousand runs of batches; a short one is full at once, so that growth would show.
-loader._meter.events = collections.deque(maxlen=16)
+loader._meter.runs = collections.deque(maxlen=16)
 tracemalloc.start()
 traced, held = [], []
 for epoch in range(epochs):

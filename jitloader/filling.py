@@ -1,18 +1,12 @@
-"""Fill runs of batches ahead: units of work in pool slots, and the background threads of one iterator that fill them."""
+"""Fill runs of batches: units of work in pool slots, and the plan of an epoch that tells how each is filled."""
 
 from __future__ import annotations
 
-import atexit
-import contextlib
 import functools
-import os
-import queue
 import threading
 import time
-import weakref
-from collections import deque
 from collections.abc import Iterator, Sequence
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from . import compose, jit, residency
 from .buffers import Pool
@@ -23,10 +17,16 @@ from .rng import epoch_key
 
 AGAIN = 0.1  # seconds between looks at mapped files in an epoch: one that is cut under its map would end the process
 SHAPED = 64  # batches whose arrays are made at a time: fewer calls, and no more objects than a cache holds
-LOOK = 0.005  # seconds of filling between looks at whether a thread waits for a core
-ALONE = 0.05  # seconds that the consumer fills for itself where it does, then it is tried again; twice as long each time
-LONGEST = 1.0  # up to this
 WIDE = 1 << 20  # bytes of a batch from which a parallel loop pays for its launch, on each of Numba's layers
+
+
+class Fill(NamedTuple):
+    """What one thread did of a unit: when it began, how long it took (seconds), which thread it was, and its rows."""
+
+    begun: float
+    seconds: float
+    thread: int
+    rows: int
 
 
 class Unit:
@@ -36,8 +36,8 @@ class Unit:
     """
 
     __slots__ = (
-        "batches", "begun", "cancelled", "done", "ends", "failed", "fill_seconds", "layouts", "problem", "ready", "rows", "slot",
-        "start", "take", "thread", "__weakref__",
+        "batches", "cancelled", "done", "ends", "failed", "fills", "layouts", "number", "problem", "ready", "rows", "slot",
+        "start", "take", "__weakref__",
     )  # fmt: skip
 
     def __init__(self, pool: Pool, start: int, rows: int, ends: Sequence[int]) -> None:
@@ -49,9 +49,14 @@ class Unit:
         self.problem: BaseException | None = None  # what went wrong outside of kernels
         self.layouts: list[compose.Layout | None] = []
         self.batches: list[Any] | None = None  # finished batches, where Python functions were applied
-        self.begun = self.fill_seconds = 0.0
-        self.thread = 0
+        self.fills: list[Fill] = []
+        self.number = -1  # at the desk of a crew
         self.slot = pool.take(self)
+
+    @property
+    def fill_seconds(self) -> float:
+        """How long it was filled, over all threads."""
+        return sum([fill.seconds for fill in self.fills])
 
 
 class Plan:
@@ -163,11 +168,9 @@ class Plan:
 
     def fill(self, worker: compose.Worker | compose.WideWorker, unit: Unit) -> None:
         """Fill a unit's rows."""
-        unit.thread, unit.begun = threading.get_ident(), time.perf_counter()
+        begun = time.perf_counter()
         try:
-            if unit.begun - self.verified > AGAIN:
-                self.data.verify()  # by each thread that comes meanwhile, too
-                self.verified = unit.begun
+            self.verify(begun)
             self._fill(worker, unit)
             if self.data.applies:
                 self._apply(unit)
@@ -176,7 +179,13 @@ class Plan:
         finally:
             if self.ahead is not None:
                 self.ahead.done(unit.start)
-        unit.fill_seconds = time.perf_counter() - unit.begun
+        unit.fills = [Fill(begun, time.perf_counter() - begun, threading.get_ident(), unit.rows)]
+
+    def verify(self, now: float) -> None:
+        """Look at mapped files again if that was not done of late; each thread that comes meanwhile looks, too."""
+        if now - self.verified > AGAIN:
+            self.data.verify()
+            self.verified = now
 
     def _apply(self, unit: Unit) -> None:
         """Run the applied functions over each batch; those before one that fails are kept."""
@@ -185,27 +194,31 @@ class Plan:
         for batch in parts(self.program, unit, good):
             unit.batches.append(self.data.finish(batch, self.seed, self.epoch))
 
-    def _fill(self, worker: compose.Worker | compose.WideWorker, unit: Unit) -> None:
+    def lay_out(self, worker: compose.Worker | compose.WideWorker, unit: Unit) -> int:
+        """Measure the rows of a unit that vary in length, and place them in its slot; gives how many rows can be filled."""
         program, slot, rows = self.program, unit.slot, unit.rows
         assert rows <= slot.rows
-        layouts: list[compose.Layout | None] = []
-        if program.measure is not None:
-            assert not isinstance(worker, compose.WideWorker)
-            spans = slot.spans = slot.spans or compose.Spans(program, slot.rows)
-            spans.part(unit.ends)
-            for first, count, place in self.pieces(unit):
-                failed = worker.lengths(first, self.step, count, place, spans)
-                if failed is not None:  # those before it come
-                    unit.failed = failed._replace(done=place + failed.done)
-                    rows = unit.failed.done
-                    break
-            layouts = [None] * len(program.outputs)
-            for k in spans.starts:
-                layout = layouts[k] = worker.lay_out(k, rows, spans)
-                slot.reserve(k, layout.total)
+        if program.measure is None:
+            return rows
+        assert not isinstance(worker, compose.WideWorker)
+        spans = slot.spans = slot.spans or compose.Spans(program, slot.rows)
+        spans.part(unit.ends)
+        for first, count, place in self.pieces(unit):
+            failed = worker.lengths(first, self.step, count, place, spans)
+            if failed is not None:  # those before it come
+                unit.failed = failed._replace(done=place + failed.done)
+                rows = unit.failed.done
+                break
+        unit.layouts = [None] * len(program.outputs)
+        for k in spans.starts:
+            layout = unit.layouts[k] = worker.lay_out(k, rows, spans)
+            slot.reserve(k, layout.total)
+        return rows
+
+    def _fill(self, worker: compose.Worker | compose.WideWorker, unit: Unit) -> None:
+        slot, rows = unit.slot, self.lay_out(worker, unit)
         for k, (at, _) in enumerate(self.places):
             worker.call.point(at, slot.flat[k], slot.addresses[k])
-        unit.layouts = layouts
         for first, count, place in self._in_steps(unit):
             if place >= rows:
                 return
@@ -213,183 +226,6 @@ class Plan:
             if failed is not None:
                 unit.failed = failed._replace(done=place + failed.done)
                 return
-
-
-class Cores:
-    """Until when a loader takes the cores to be held by other work: meanwhile its consumer fills for itself.
-
-    Beside other work threads do not speed a consumer up, and each hand-over costs it (measured: up to 1.2x the time).
-    """
-
-    def __init__(self) -> None:
-        self.taken, self.pause, self.times = 0.0, ALONE, 0
-
-    def looked(self, waited: bool) -> None:
-        """Note whether a thread waited for a core; once says nothing, as 2 % of looks at an idle machine tell so."""
-        if not waited:
-            self.pause, self.times = ALONE, 0
-            return
-        self.times += 1
-        if self.times > 1:
-            self.taken = time.perf_counter() + self.pause
-            self.pause = min(2 * self.pause, LONGEST)
-
-
-class Waits:
-    """How long the calling thread ran, and how long it was ready to run while other work held the cores, as Linux counts
-    them; elsewhere it never waits."""
-
-    def __init__(self) -> None:
-        self.file = -1
-        with contextlib.suppress(OSError):
-            self.file = os.open("/proc/thread-self/schedstat", os.O_RDONLY | os.O_CLOEXEC)
-        self.before = self._read()
-
-    def _read(self) -> tuple[int, int]:
-        try:
-            ran, waited, _ = os.pread(self.file, 80, 0).split()  # nanoseconds
-            return int(ran), int(waited)
-        except (OSError, ValueError):
-            return 0, 0
-
-    def long(self) -> bool:
-        """Whether since the last call it waited more than a quarter of the time that it ran."""
-        before, self.before = self.before, self._read()
-        ran, waited = self.before[0] - before[0], self.before[1] - before[1]
-        return waited * 4 > ran > 0
-
-    def close(self) -> None:
-        """Close the file."""
-        if self.file >= 0:
-            os.close(self.file)
-            self.file = -1
-
-
-def _work(jobs: queue.SimpleQueue[Unit | None], plan: Plan, cores: Cores | None) -> None:
-    """The life of a background thread: fill units until told to stop. Holds no loader, iterator or idle slot."""
-    worker: compose.Worker | None = None
-    waits: Waits | None = None
-    filled = 0.0
-    try:
-        while True:
-            unit = jobs.get()
-            if unit is None:
-                return
-            if not unit.take.acquire(blocking=False):
-                continue  # the consumer fills it
-            if not unit.cancelled:
-                try:
-                    worker = worker or plan.worker()
-                    plan.fill(worker, unit)
-                except BaseException as problem:  # no memory for the scratch, say: the consumer is told, never left waiting
-                    unit.problem = problem
-            unit.done = True
-            if unit.cancelled:
-                unit.slot.give_back()
-            unit.ready.release()
-            filled += unit.fill_seconds
-            if cores is not None and waits is None:
-                waits = Waits()
-            if cores is not None and waits is not None and filled > LOOK:
-                filled = 0.0
-                cores.looked(waits.long())
-            del unit
-    finally:
-        if waits is not None:
-            waits.close()
-
-
-_teams: weakref.WeakSet[Team] = weakref.WeakSet()
-
-
-class Team:
-    """The background threads of one iterator."""
-
-    def __init__(self, plan: Plan, size: int, wide: int = 1, cores: Cores | None = None) -> None:
-        self.plan, self.pid, self.wide = plan, os.getpid(), wide
-        self.jobs: queue.SimpleQueue[Unit | None] = queue.SimpleQueue()
-        self.threads: list[threading.Thread] = []
-        self.worker: compose.Worker | compose.WideWorker | None = None
-        self.closed = False  # by the loader, while its iterator may still be in somebody's hands
-        for _ in range(size):
-            thread = threading.Thread(target=_work, args=(self.jobs, plan, cores), name="jitloader", daemon=True)
-            try:
-                thread.start()
-            except RuntimeError:  # no more threads to be had: the consumer fills for itself
-                break
-            self.threads.append(thread)
-        _teams.add(self)
-
-    def submit(self, unit: Unit, alone: bool) -> None:
-        """Fill a unit in the background, or at once where there is no thread; `alone`, it is left to who waits for it."""
-        if self.plan.ahead is not None:
-            self.plan.ahead.opens(unit.start)
-        if not self.threads:
-            self.fill_here(unit)
-        elif not alone:
-            self.jobs.put(unit)
-
-    def fill_here(self, unit: Unit) -> None:
-        """Fill a unit in the calling thread."""
-        if self.worker is None:
-            self.worker = self.plan.wide_worker(self.wide) if self.pid == os.getpid() else self.plan.worker()
-        try:
-            self.plan.fill(self.worker, unit)
-        finally:
-            unit.done = True
-
-    def wait(self, units: deque[Unit]) -> Unit:
-        """Give the first of some units, filled. Who would have to wait fills what no thread has begun, this one or a
-        later one; after a fork, whose child has no threads, fills it here."""
-        unit = units[0]
-        if self.closed:
-            raise ValueError("this loader is closed")
-        if unit.done:
-            return unit
-        if self.pid != os.getpid():
-            self.threads, self.pid, self.worker = [], os.getpid(), None
-        if not self.threads:
-            self.fill_here(unit)
-            return unit
-        if not self.plan.data.applies:  # Python functions run in the background alone
-            for other in units:
-                if unit.done:
-                    return unit
-                if other.take.acquire(blocking=False):
-                    self.fill_here(other)
-        while not unit.done and not unit.ready.acquire(timeout=1):
-            if not any(thread.is_alive() for thread in self.threads):  # somebody ended them from outside
-                self.threads = []
-                if unit.take.acquire(blocking=False):
-                    self.fill_here(unit)
-                elif not unit.done:
-                    unit.done, unit.problem = True, RuntimeError("the thread that was filling this batch was ended")
-        return unit
-
-    def stop(self, units: deque[Unit], join: bool = False, own: Any = os.getpid) -> None:
-        """End the threads; what they were to fill goes back to the pool. It may be called when modules are gone already."""
-        for unit in units:
-            unit.cancelled = True
-            if unit.done or self.pid != own():
-                unit.slot.give_back()
-        units.clear()
-        if self.plan.ahead is not None:
-            self.plan.ahead.close()
-        if self.pid != own():
-            return
-        for _ in self.threads:
-            self.jobs.put(None)
-        if join:
-            for thread in self.threads:
-                if thread is not threading.current_thread():
-                    thread.join()
-
-
-@atexit.register
-def _stop_all() -> None:
-    """At the end of the process no thread may still write into memory that is going away."""
-    for team in list(_teams):
-        team.stop(deque(), join=True)
 
 
 def parts(program: Any, unit: Unit, good: int) -> Iterator[Sequence[Any]]:

@@ -17,9 +17,11 @@ import numpy as np
 
 from . import compose, jit, orders, pickling, quality, residency
 from .buffers import Pool, Slot
+from .cores import Cores, Pace
+from .crew import Crew, shares
 from .cutting import TooLong, cut
 from .dataset import Dataset
-from .filling import Cores, Plan, Team, Unit, parts
+from .filling import Plan, Unit, parts
 from .live import Live
 from .meter import Meter
 from .mixing import Mix
@@ -27,6 +29,7 @@ from .orders import Order
 from .ranks import find_rank, whole_number
 from .samples import as_indices
 from .state import MOST, VERSION, Layout, check_state, fingerprint, laid_out, layout_of
+from .team import Team
 
 if TYPE_CHECKING:
     from .check import Check
@@ -133,7 +136,7 @@ class Loader:
 
     __slots__ = (
         *("_allocate", "_at", "_chosen", "_closed", "_cores", "_cut", "_data", "_given", "_laid", "_layout", "_live"),
-        *("_meter", "_next", "_order", "_pool", "_pool_rows", "_positions", "_program", "_resumed", "_start", "__weakref__"),
+        *("_meter", "_next", "_order", "_pace", "_pool", "_pool_rows", "_positions", "_program", "_resumed", "_start", "__weakref__"),
     )
 
     batch_size, max_tokens, max_resident = Given["int | None"](), Given["int | None"](), Given["int | None"]()
@@ -174,7 +177,7 @@ class Loader:
         self.threads = max(1, jit.available_cpus() - 1) if threads is None else whole_number("threads", threads, 1)
         self.max_resident = None if max_resident is None else whole_number("max_resident", max_resident, 1)
         # Threads that the user asked for are at work whatever else is.
-        self._chosen, self._cores = threads is not None, Cores()
+        self._chosen, self._cores, self._pace = threads is not None, Cores(), Pace()
         if order is not None and shuffle:
             raise ValueError("give shuffle=True or order=, not both")
         if order is not None and isinstance(data, Mix):
@@ -438,19 +441,28 @@ class Loader:
         # A prange loop stalls beside a busy consumer: only if asked.
         wide = self.threads if self._chosen and not self.prefetch else 1
         cores = None if self._chosen or self._data.applies else self._cores
-        team = Team(plan, threads, wide, cores)
+        crew = Crew(plan, self.threads, ahead, cores) if threads and shares(plan) else None
+        team = crew or Team(plan, threads, wide, cores)
         self._live.add(team)
         units: deque[Unit] = deque()
-        many, scheduled = 1, 0
+        many, scheduled, filled_for, quick, met, pace = 1, 0, 0.0, False, None, self._pace
         kind, world, last = self._data.batch_type, self.world_size, self._positions
         make = functools.partial(tuple.__new__, kind)  # its `_make` counts the fields, for 0.25 us
         meter = self._meter
         tally = meter.begin(size, threads, threading.get_ident(), ends)
         try:
             while True:
+                handed = tally.handed
                 asked = meter.asks(tally)
                 alone = cores is not None and cores.taken > asked
-                while scheduled < total and len(units) <= (ahead if threads and not alone else 0):
+                if crew is not None:
+                    if handed is not None:
+                        pace.told(asked - handed, filled_for)
+                    quick = pace.quick
+                    if met != (alone, quick):
+                        met = alone, quick
+                        crew.meets(alone, quick)
+                while scheduled < total and len(units) <= (ahead if threads and not (alone or quick) else 0):
                     if ends is None:
                         rows = min(many * size, total - scheduled)
                         unit = Unit(pool, scheduled, rows, range(size, rows + size, size))
@@ -466,9 +478,10 @@ class Loader:
                 unit = team.wait(units)
                 padding = plan.padding(unit) if program.measure is not None and unit.failed is None else (0, 0)
                 filled = plan.nbytes(unit)
-                meter.gets(tally, asked, unit.begun, unit.fill_seconds, unit.thread, unit.rows, filled, padding)
+                meter.gets(tally, asked, unit.fills, unit.rows, filled, padding)
+                filled_for = unit.fill_seconds
                 # Of units in flight, those still small say nothing new; how large rows are that vary, only units tell.
-                if unit.fill_seconds < QUICK:
+                if filled_for < QUICK:
                     now = len(unit.ends)
                     many = max(many, min(most, 4 * now, -(-UNIT * now // max(filled, 1))))
                 slot, begin, rows = unit.slot, unit.start, unit.rows

@@ -5,6 +5,7 @@ from __future__ import annotations
 import bisect
 import time
 from collections import deque
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 KEPT = 4096  # runs of batches that a timeline remembers
@@ -13,7 +14,8 @@ clock = time.perf_counter
 
 
 class Event(NamedTuple):
-    """One run of batches: when the consumer asked and got it, and when and in which thread it was filled (seconds)."""
+    """One thread's part of a run of batches: when the consumer asked for the run and got it, and when, how long (seconds) and
+    in which thread the part was filled."""
 
     asked: float
     got: float
@@ -47,7 +49,7 @@ class Meter:
     def __init__(self) -> None:
         self.batches = self.rows = self.nbytes = self.threads = self.kernels = self.padding = self.elements = 0
         self.wait = self.work = self.fill = self.compile = 0.0
-        self.events: deque[Event] = deque(maxlen=KEPT)
+        self.runs: deque[tuple[float, float, Sequence[Any], int, int]] = deque(maxlen=KEPT)
         self.live: list[Tally] = []
         self.consumer = 0  # the thread that asked last
 
@@ -67,18 +69,27 @@ class Meter:
         return now
 
     def gets(
-        self, tally: Tally, asked: float, begun: float, seconds: float, thread: int, rows: int, nbytes: int,
-        padding: tuple[int, int] = (0, 0),
-    ) -> None:  # fmt: skip
-        """The consumer gets a run that was asked for at `asked` and filled from `begun` on, `seconds` long; of its padded
-        fields so many elements are padding, of so many in all."""
+        self, tally: Tally, asked: float, fills: Sequence[Any], rows: int, nbytes: int, padding: tuple[int, int] = (0, 0)
+    ) -> None:
+        """The consumer gets a run that was asked for at `asked` and filled as `fills` tell; of its padded fields so many
+        elements are padding, of so many in all."""
         tally.handed = got = clock()
         self.wait += got - asked
-        self.fill += seconds
         self.nbytes += nbytes
         self.padding += padding[0]
         self.elements += padding[1]
-        self.events.append(Event(asked, got, begun, seconds, thread, rows, nbytes))
+        for fill in fills:
+            self.fill += fill.seconds
+        self.runs.append((asked, got, fills, rows, nbytes))
+
+    @property
+    def events(self) -> list[Event]:
+        """The last runs of batches, by the threads that filled them."""
+        return [
+            Event(asked, got, fill.begun, fill.seconds, fill.thread, fill.rows, nbytes * fill.rows // max(rows, 1))
+            for asked, got, fills, rows, nbytes in self.runs
+            for fill in fills
+        ]
 
     def end(self, tally: Tally) -> None:
         """An iterator is exhausted or was left."""

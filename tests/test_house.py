@@ -17,7 +17,7 @@ import jitloader as jl
 
 PACKAGE = Path(jl.__file__).parent
 FLOORS = [
-    ["spec", "errors", "rng", "ranks", "tables", "canvas", "meter", "bars"],
+    ["spec", "errors", "rng", "ranks", "tables", "canvas", "meter", "bars", "cores"],
     ["jit", "buffers"],
     ["dtypes", "python", "foreign"],
     ["storage", "samples", "orders", "stages", "packing", "replay"],
@@ -29,7 +29,9 @@ FLOORS = [
     ["dataset"],
     ["live", "mixing", "packs", "write"],
     ["transitions"],
-    ["filling", "check", "quality", "state", "cutting"],
+    ["sharing", "filling", "check", "quality", "state", "cutting"],
+    ["team"],
+    ["crew"],
     ["loader"],
     ["torch", "jax", "ray", "report", "pictures"],
     ["__init__"],

@@ -21,7 +21,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 from test_orders import ORDERS
 
 import jitloader as jl
-from jitloader import filling
+from jitloader import cores as cores_module
+from jitloader import crew, filling, sharing
 from jitloader import loader as loader_module
 
 
@@ -692,6 +693,7 @@ def test_no_more_threads_to_be_had(monkeypatch):
 
 def test_who_waits_fills_along(monkeypatch):
     """A consumer that would wait fills what no thread has begun: three units while the one thread is held up in its own."""
+    monkeypatch.setattr(loader_module, "shares", lambda plan: False)
     held, helped, along = threading.Event(), threading.Event(), []
     real = filling.Plan.fill
 
@@ -715,11 +717,12 @@ def test_who_waits_fills_along(monkeypatch):
 
 def test_a_consumer_fills_alone_while_other_work_holds_the_cores(monkeypatch):
     """Until then nothing is handed to threads; afterwards it is again. Threads that were asked for are always at work."""
+    monkeypatch.setattr(loader_module, "shares", lambda plan: False)
     monkeypatch.setattr(loader_module, "UNIT", 1 << 10)
     here = threading.get_ident()
 
     def fillers(loader):
-        loader._meter.events.clear()
+        loader._meter.runs.clear()
         assert [i for batch in loader for i in batch.i.tolist()] == list(range(4_000))
         return {event.thread for event in loader.report().events}
 
@@ -740,8 +743,8 @@ def test_a_consumer_fills_alone_while_other_work_holds_the_cores(monkeypatch):
 def test_cores_are_held_when_a_thread_waited_twice(monkeypatch):
     """One look says nothing; each further one doubles the pause up to a second, and one good look forgets them."""
     now = 100.0
-    monkeypatch.setattr(filling.time, "perf_counter", lambda: now)
-    cores = filling.Cores()
+    monkeypatch.setattr(cores_module.time, "perf_counter", lambda: now)
+    cores = cores_module.Cores()
     pauses = []
     for waited in [True, False, True, True, True, True, True, True, True, True, False, True, True]:
         cores.looked(waited)
@@ -751,10 +754,10 @@ def test_cores_are_held_when_a_thread_waited_twice(monkeypatch):
 
 def test_waiting_for_a_core_is_read_from_the_system(monkeypatch):
     """A thread waited long where that was more than a quarter of its running time; where nothing is told, it never did."""
-    waits = filling.Waits()
+    waits = cores_module.Waits()
     waits.before = (0, 0)
     for told, long in [(b"1000 10 1", False), (b"2000 250 2", False), (b"3000 501 3", True), (b"broken", False)]:
-        monkeypatch.setattr(filling.os, "pread", lambda *_, told=told: told)
+        monkeypatch.setattr(cores_module.os, "pread", lambda *_, told=told: told)
         assert waits.long() is long, told
     waits.close()
     monkeypatch.undo()
@@ -762,25 +765,28 @@ def test_waiting_for_a_core_is_read_from_the_system(monkeypatch):
     def no_file(*_):
         raise FileNotFoundError
 
-    monkeypatch.setattr(filling.os, "open", no_file)
-    nothing = filling.Waits()
+    monkeypatch.setattr(cores_module.os, "open", no_file)
+    nothing = cores_module.Waits()
     assert not nothing.long() and not nothing.long()
     nothing.close()
 
 
-def test_ctrl_c_while_filling_along(monkeypatch):
+@pytest.mark.parametrize("shared", [True, False])
+def test_ctrl_c_while_filling_along(monkeypatch, shared):
     """An interrupt that meets the consumer in a kernel ends the epoch there; no buffer is lost, the next epoch is whole."""
     monkeypatch.setattr(loader_module, "UNIT", 1 << 10)
+    monkeypatch.setattr(loader_module, "shares", lambda plan: shared)
     loader = jl.Loader(data_of(4_000), 8, threads=1, prefetch=3)
-    real, hit = filling.Plan.fill, []
+    kind, name = (crew.Crew, "_run") if shared else (filling.Plan, "fill")
+    real, hit = getattr(kind, name), []
 
-    def interrupted(plan, worker, unit):
-        if threading.current_thread().name != "jitloader" and len(hit) < 5:
+    def interrupted(self, what, unit, *rest):
+        if threading.current_thread().name != "jitloader" and what != sharing.POST and len(hit) < 5:
             hit.append(unit.start)
             raise KeyboardInterrupt
-        real(plan, worker, unit)
+        return real(self, what, unit, *rest)
 
-    monkeypatch.setattr(filling.Plan, "fill", interrupted)
+    monkeypatch.setattr(kind, name, interrupted)
     for _ in range(5):
         with pytest.raises(KeyboardInterrupt):
             while True:
@@ -788,7 +794,12 @@ def test_ctrl_c_while_filling_along(monkeypatch):
                     pass
     for _ in range(3):
         assert [i for batch in loader for i in batch.i.tolist()] == list(range(4_000))
-    assert len(hit) == 5 and not any(slot.busy for slot in loader._pool._slots)
+    gc.collect()
+    assert len(hit) == 5
+    until = time.monotonic() + 10
+    while any(slot.busy for slot in loader._pool._slots) and time.monotonic() < until:
+        time.sleep(0.01)  # threads may still be on their way out
+    assert not any(slot.busy for slot in loader._pool._slots)
 
 
 @pytest.mark.parametrize("how", ["break", "error", "closed"])

@@ -14,7 +14,8 @@ import pytest
 import jitloader as jl
 from jitloader import bars
 from jitloader import report as report_module
-from jitloader.meter import Event, Meter
+from jitloader.filling import Fill
+from jitloader.meter import Meter
 from jitloader.report import Report, covered, side_by_side
 
 DATA = jl.Dataset(x=np.arange(4000.0).reshape(1000, 4))
@@ -76,9 +77,9 @@ def test_meter_adds_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("jitloader.meter.clock", lambda: next(now))
     meter = Meter()
     tally = meter.begin(4, 2, 0)
-    meter.gets(tally, meter.asks(tally), 1.5, 1.0, 5, 8, 64)  # asked at 1, got at 3
+    meter.gets(tally, meter.asks(tally), [Fill(1.5, 0.5, 5, 4), Fill(1.5, 0.5, 6, 4)], 8, 64)  # asked at 1, got at 3
     tally.rows = 8
-    meter.gets(tally, meter.asks(tally), 2.5, 0.5, 5, 3, 24)  # asked at 7, got at 8
+    meter.gets(tally, meter.asks(tally), [Fill(2.5, 0.5, 5, 3)], 3, 24)  # asked at 7, got at 8
     tally.rows = 11
     found = meter.totals()  # at 10
 
@@ -86,6 +87,11 @@ def test_meter_adds_up(monkeypatch: pytest.MonkeyPatch) -> None:
         "batches": 3, "rows": 11, "bytes": 88, "padding_share": 0.0, "wait_seconds": 3.0, "consumer_seconds": 6.0, "wait_share": 3 / 9,
         "fill_seconds": 1.5, "fill_bytes_per_second": 88 / 1.5, "compile_seconds": 0.0, "threads": 2,
     }  # fmt: skip
+    assert [(e.asked, e.got, e.thread, e.rows, e.nbytes) for e in meter.events] == [
+        (1.0, 3.0, 5, 4, 32),
+        (1.0, 3.0, 6, 4, 32),
+        (7.0, 8.0, 5, 3, 24),
+    ]
 
 
 def test_pool_and_threads() -> None:
@@ -124,7 +130,7 @@ def of(changes: dict[str, float], *, data: jl.Dataset = DATA, prefetch: int = 2,
     """Give the report of a loader whose one fill of 10 GB, read and written, took so long."""
     loader = jl.Loader(data, 10, prefetch=prefetch)
     loader._meter.begin(10, 1, 0)
-    loader._meter.events.append(Event(0, 1, 0, seconds, 1, 10, 10_000_000_000))
+    loader._meter.runs.append((0, 1, [Fill(0, seconds, 1, 10)], 10, 10_000_000_000))
     made = loader.report()
     made._read = 0
     made.stats.update(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import struct
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -18,14 +19,20 @@ from .words import (
     ROOM,
     array_at,
     as_bytes,
+    atomic_add,
+    atomic_get,
+    atomic_set,
+    atomic_swap,
     bits_of,
     copy_items,
     find_rows,
     flat,
     float32_of,
     float64_of,
+    nanoseconds,
     prefetch,
     room,
+    run_kernel,
     shaped,
 )
 
@@ -138,7 +145,8 @@ def numba_type(dtype: str) -> Any:
 
 
 _registered: dict[int, Any] = {}
-_LOWERED = (rng.u64, rng.i64, prefetch, find_rows, copy_items, room)
+_ATOMIC = (atomic_get, atomic_set, atomic_add, atomic_swap, nanoseconds, run_kernel)
+_LOWERED = (rng.u64, rng.i64, prefetch, find_rows, copy_items, room, *_ATOMIC)
 
 
 def register(function: Callable[..., Any], parallel: bool = False) -> None:
@@ -232,18 +240,54 @@ def _intrinsics() -> dict[str, Any]:
 
     def find(target, builder, signature, args):  # type: ignore[no-untyped-def]
         words, rows = (target.make_array(signature.args[k])(target, builder, args[k]) for k in (1, 4))
-        word, byte = ir.IntType(64), ir.IntType(8).as_pointer()
+        word = ir.IntType(64)
         for k, value in enumerate((args[2], args[3], builder.ptrtoint(rows.data, word), rows.nitems)):
             builder.store(value, builder.gep(words.data, [ir.Constant(word, k)]))
-        # Numba's own calling convention, as in kernel.Call.
+        good, _ = entered(builder, args[0], words)
+        return builder.select(good, ir.Constant(word, 0), ir.Constant(word, 1))
+
+    def entered(builder, address, words):  # type: ignore[no-untyped-def]
+        """Call the kernel at an address: Numba's own calling convention, as in kernel.Call."""
+        word, byte = ir.IntType(64), ir.IntType(8).as_pointer()
         result, reason = cgutils.alloca_once(builder, word), cgutils.alloca_once(builder, byte)
         pointer, nothing, eight = word.as_pointer(), ir.Constant(byte, None), ir.Constant(word, 8)
         kinds = [result.type, reason.type, byte, byte, word, word, pointer, word, word]
-        entry = builder.inttoptr(args[0], ir.FunctionType(ir.IntType(32), kinds).as_pointer())
+        entry = builder.inttoptr(address, ir.FunctionType(ir.IntType(32), kinds).as_pointer())
         given = [result, reason, nothing, nothing, words.nitems, eight, words.data, words.nitems, eight]
         status = builder.call(entry, given)
         good = builder.or_(*(builder.icmp_signed("==", status, ir.Constant(status.type, n)) for n in (0, -2)))
-        return builder.select(good, ir.Constant(word, 0), ir.Constant(word, 1))
+        return good, builder.load(result)
+
+    def enter(target, builder, signature, args):  # type: ignore[no-untyped-def]
+        good, result = entered(builder, args[0], target.make_array(signature.args[1])(target, builder, args[1]))
+        return builder.select(good, result, ir.Constant(result.type, 2))
+
+    def item_at(target, builder, signature, args):  # type: ignore[no-untyped-def]
+        return builder.gep(target.make_array(signature.args[0])(target, builder, args[0]).data, [args[1]])
+
+    def get(target, builder, *called):  # type: ignore[no-untyped-def]
+        return builder.load_atomic(item_at(target, builder, *called), "seq_cst", 8)
+
+    def put(target, builder, signature, args):  # type: ignore[no-untyped-def]
+        builder.store_atomic(args[2], item_at(target, builder, signature, args), "seq_cst", 8)
+        return target.get_dummy_value()
+
+    def add(target, builder, signature, args):  # type: ignore[no-untyped-def]
+        return builder.atomic_rmw("add", item_at(target, builder, signature, args), args[2], "seq_cst")
+
+    def swap(target, builder, signature, args):  # type: ignore[no-untyped-def]
+        at = item_at(target, builder, signature, args)
+        done = builder.extract_value(builder.cmpxchg(at, args[2], args[3], "seq_cst", "seq_cst"), 1)
+        return builder.zext(done, ir.IntType(64))
+
+    def tell(target, builder, signature, args):  # type: ignore[no-untyped-def]
+        word, number = ir.IntType(64), ir.IntType(32)
+        pair = cgutils.alloca_once(builder, word, size=ir.Constant(word, 2))
+        kind = ir.FunctionType(number, [number, word.as_pointer()])
+        function = cgutils.get_or_insert_function(builder.module, kind, "clock_gettime")
+        builder.call(function, [ir.Constant(number, time.CLOCK_MONOTONIC), pair])
+        seconds, rest = builder.load(pair), builder.load(builder.gep(pair, [ir.Constant(word, 1)]))
+        return builder.add(builder.mul(seconds, ir.Constant(word, 10**9)), rest)
 
     def move(target, builder, signature, args):  # type: ignore[no-untyped-def]
         to, source = (target.make_array(signature.args[k])(target, builder, args[k]).data for k in (0, 2))
@@ -263,6 +307,12 @@ def _intrinsics() -> dict[str, Any]:
     _in_place(find_rows, lambda find, words, first, step, rows: n(n, words, n, n, rows), find)
     _in_place(_word, lambda x: n(x), _cast)
     _in_place(room, lambda: nt.Array(n, 1, "C"), stack)
+    _in_place(run_kernel, lambda entry, words: n(n, words), enter)
+    _in_place(atomic_get, lambda array, index: n(array, n), get)
+    _in_place(atomic_set, lambda array, index, value: nt.void(array, n, n), put)
+    _in_place(atomic_add, lambda array, index, value: n(array, n, n), add)
+    _in_place(atomic_swap, lambda array, index, before, after: n(array, n, n, n), swap)
+    _in_place(nanoseconds, lambda: n(), tell)
     _in_place(copy_items, lambda target, at, source, start, count: nt.void(target, n, source, n, n), move)
 
     @intrinsic  # type: ignore[untyped-decorator, unused-ignore]

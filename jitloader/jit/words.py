@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import math
 import struct
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -22,6 +23,41 @@ def find_rows(find: Callable[..., Any], words: np.ndarray, first: int, step: int
     order's own kernel and `words` are its arguments, of which these are the first; gives 1 where it raised."""
     find(first, step, rows)
     return 0
+
+
+def run_kernel(entry: Callable[..., Any], words: np.ndarray) -> int:
+    """Run another kernel over its words and give its result; in a kernel `entry` is its address, and 2 tells that it raised."""
+    return int(entry(words))
+
+
+def atomic_get(array: np.ndarray, index: int) -> int:
+    """Read an int64 that other threads write: what they wrote before it is seen after it."""
+    return int(array[index])
+
+
+def atomic_set(array: np.ndarray, index: int, value: int) -> None:
+    """Write an int64 that other threads read: who sees it sees all that was written before it."""
+    array[index] = value
+
+
+def atomic_add(array: np.ndarray, index: int, value: int) -> int:
+    """Add to an int64 that other threads change, at once; gives what it was."""
+    before = int(array[index])
+    array[index] = before + value
+    return before
+
+
+def atomic_swap(array: np.ndarray, index: int, before: int, after: int) -> int:
+    """Make an int64 that other threads change another, at once, where it is `before` still; gives whether it was."""
+    if array[index] != before:
+        return 0
+    array[index] = after
+    return 1
+
+
+def nanoseconds() -> int:
+    """Give the time of a clock that never goes back, which the whole machine shares."""
+    return time.clock_gettime_ns(time.CLOCK_MONOTONIC)
 
 
 def copy_items(target: np.ndarray, at: int, source: np.ndarray, start: int, count: int) -> None:
