@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from . import compose, jit, residency, sharing
-from .cores import Cores, Waits
+from .cores import SLOW, Cores, Waits
 from .filling import Fill, Plan, Unit
 from .team import LOOK, Team
 
@@ -118,11 +118,11 @@ class Crew(Team):
         self.desk.enters()
         return threading.Thread(target=_serve, args=(self.desk, self.plan, cores), name="jitloader", daemon=True)
 
-    def meets(self, alone: bool, quick: bool) -> None:
-        """Let threads sleep while the consumer fills alone, stay awake between the units of a quick one, all of them at work
-        on one, or else be woken for each."""
-        self.desk.words[sharing.SPIN] = -1 if alone else SPIN if quick else 0
-        self.most = 0 if alone else self.size if quick else min(self.size, self.ahead)
+    def meets(self, alone: bool, level: int) -> None:
+        """Let threads sleep while the consumer fills alone, stay awake between the units of one who is soon back, or else be
+        woken for each."""
+        self.desk.words[sharing.SPIN] = -1 if alone else 0 if level == SLOW else SPIN
+        self.most = 0 if alone else min(self.size, self.ahead) if level == SLOW else self.size
 
     def submit(self, unit: Unit, alone: bool) -> None:
         """Post a unit."""

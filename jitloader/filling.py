@@ -30,7 +30,7 @@ class Fill(NamedTuple):
 
 
 class Unit:
-    """One kernel call: a run of batches in a slot; `take` tells who fills it, `ready` opens when they are there.
+    """A run of batches in a slot, filled together: by one thread, who has its `take` and opens `ready`, or by a crew.
 
     Batch b ends before row `ends[b]`; the last end may lie past the rows there are.
     """
@@ -39,11 +39,11 @@ class Unit:
         "batches", "cancelled", "done", "ends", "failed", "fills", "layouts", "number", "problem", "ready", "rows", "slot",
         "start", "take", "__weakref__",
     )  # fmt: skip
+    ready: threading.Lock  # these two where a Team fills it
+    take: threading.Lock
 
     def __init__(self, pool: Pool, start: int, rows: int, ends: Sequence[int]) -> None:
         self.start, self.rows, self.ends = start, rows, ends
-        self.ready, self.take = threading.Lock(), threading.Lock()
-        self.ready.acquire()
         self.done = self.cancelled = False
         self.failed: compose.Failure | None = None
         self.problem: BaseException | None = None  # what went wrong outside of kernels

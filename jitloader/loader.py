@@ -17,7 +17,7 @@ import numpy as np
 
 from . import compose, jit, orders, pickling, quality, residency
 from .buffers import Pool, Slot
-from .cores import Cores, Pace
+from .cores import SLOW, Cores, Pace
 from .crew import Crew, shares
 from .cutting import TooLong, cut
 from .dataset import Dataset
@@ -445,7 +445,7 @@ class Loader:
         team = crew or Team(plan, threads, wide, cores)
         self._live.add(team)
         units: deque[Unit] = deque()
-        many, scheduled, filled_for, quick, met, pace = 1, 0, 0.0, False, None, self._pace
+        many, scheduled, filled, filled_for, met, pace = 1, 0, 0, 0.0, None, self._pace
         kind, world, last = self._data.batch_type, self.world_size, self._positions
         make = functools.partial(tuple.__new__, kind)  # its `_make` counts the fields, for 0.25 us
         meter = self._meter
@@ -455,14 +455,16 @@ class Loader:
                 handed = tally.handed
                 asked = meter.asks(tally)
                 alone = cores is not None and cores.taken > asked
+                most_ahead = ahead if threads and not alone else 0
                 if crew is not None:
                     if handed is not None:
-                        pace.told(asked - handed, filled_for)
-                    quick = pace.quick
-                    if met != (alone, quick):
-                        met = alone, quick
-                        crew.meets(alone, quick)
-                while scheduled < total and len(units) <= (ahead if threads and not (alone or quick) else 0):
+                        pace.told(asked - handed, filled_for, filled)
+                    if pace.level < SLOW:
+                        most_ahead = min(most_ahead, pace.level)
+                    if met != (alone, pace.level):
+                        met = alone, pace.level
+                        crew.meets(*met)
+                while scheduled < total and len(units) <= most_ahead:
                     if ends is None:
                         rows = min(many * size, total - scheduled)
                         unit = Unit(pool, scheduled, rows, range(size, rows + size, size))

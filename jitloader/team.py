@@ -81,7 +81,10 @@ class Team:
             self.plan.ahead.opens(unit.start)
         if not self.threads:
             self.fill_here(unit)
-        elif not alone:
+            return
+        unit.ready, unit.take = threading.Lock(), threading.Lock()
+        unit.ready.acquire()
+        if not alone:
             self.jobs.put(unit)
 
     def fill_here(self, unit: Unit) -> None:

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import jitloader as jl
+from jitloader import cores, jit, sharing
 from jitloader import crew as crew_module
-from jitloader import jit, sharing
 from jitloader import loader as loader_module
 from jitloader.cores import Pace
 
@@ -196,16 +196,16 @@ def test_of_rows_that_fail_the_first_is_told(threads):
 
 def costly():
     """Give data that takes milliseconds a batch to fill."""
-    return jl.Dataset(x=np.zeros((4_000, 3_000), np.uint8)).map("x", lambda v: math.exp(math.sin(v)))
+    return jl.Dataset(x=np.zeros((4_000, 1_500))).map("x", lambda v: math.exp(math.sin(v)))
 
 
 def test_a_quick_consumer_has_two_buffers():
     """Where a batch takes long to fill and none to use, nothing is filled ahead: the one in hand, and the next."""
-    loader = jl.Loader(costly(), 200, shuffle=True)
+    loader = jl.Loader(costly(), 400, shuffle=True)
     for _ in range(3):
         for _ in loader:
             pass
-    assert loader._pace.quick
+    assert loader._pace.level == cores.QUICK
     loader._pool = None
     for _ in loader:
         pass
@@ -214,30 +214,37 @@ def test_a_quick_consumer_has_two_buffers():
 
 def test_a_slow_consumer_has_batches_filled_ahead():
     """While it is away the threads go on, up to `prefetch` runs; then it waits for none."""
-    loader = jl.Loader(costly(), 200, prefetch=2)
-    list(zip(range(4), loader, strict=False))
+    loader = jl.Loader(costly(), 400, prefetch=2)
+    for _ in loader:
+        pass
     loader._meter.runs.clear()
+    loader._pool = None
     for _ in loader:
         time.sleep(0.05)
-    assert not loader._pace.quick
+    assert loader._pace.level == cores.SLOW
     waits = [got - asked for asked, got, *_ in loader._meter.runs]
     assert np.median(waits) < 0.001
     assert loader.stats()["slots"] == 4
 
 
 def test_pace_changes_when_two_runs_tell_so():
-    """A consumer is quick that takes less than an eighth of the fill; one run alone says nothing."""
-    pace = Pace()
+    """A consumer is brisk that takes less than the fill, quick that takes less than an eighth of a large one; one run alone
+    says nothing."""
+    pace, large = Pace(), cores.LARGE
     told = []
-    for away in (1, 0.1, 1, 0.1, 0.1, 0.1, 2, 0.1, 2, 2, 0.124, 0.124, 0.126, 0.126):
-        pace.told(away, 1.0)
-        told.append(pace.quick)
-    assert told == [False] * 4 + [True] * 5 + [False] * 2 + [True] * 2 + [False]
+    for away in (2, 0.1, 2, 0.1, 0.1, 0.1, 2, 0.1, 2, 2, 0.124, 0.124, 0.126, 0.126):
+        pace.told(away, 1.0, large)
+        told.append(pace.level)
+    assert told == [2, 2, 2, 2, 0, 0, 0, 0, 0, 2, 2, 0, 0, 1]
+    for away, level in ((0.1, 1), (0.9, 1), (1.1, 2), (0.1, 1)):
+        for _ in range(2):
+            pace.told(away, 1.0, large - 1)
+        assert pace.level == level
 
 
 def test_no_thread_is_woken_while_other_work_holds_the_cores():
     """The consumer fills for itself until then; threads that were asked for are at work whatever else is."""
-    left_out, chosen = jl.Loader(costly(), 200), jl.Loader(costly(), 200, threads=1)
+    left_out, chosen = jl.Loader(costly(), 400), jl.Loader(costly(), 400, threads=1)
     found = []
     for loader in left_out, chosen:
         loader._cores.taken = time.perf_counter() + 1000
@@ -264,7 +271,7 @@ def test_buffers_of_an_epoch_left_early_are_free_again(how):
     until = time.monotonic() + 20
     while time.monotonic() < until and (threading.active_count() > before or loader.stats()["slots_held"]):
         time.sleep(0.01)
-    assert threading.active_count() == before and loader.stats()["slots_held"] == 0
+    assert threading.active_count() <= before and loader.stats()["slots_held"] == 0
     assert sum(len(batch.x) for batch in loader) == 3_000
 
 
