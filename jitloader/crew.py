@@ -22,7 +22,7 @@ PATIENCE = 50_000  # nanoseconds that the consumer waits in a kernel for the row
 SPIN = 100_000  # nanoseconds that a thread waits in its kernel for what a quick consumer posts: to wake it takes 30,000
 LEAST = 32  # a thread takes this part of a unit at least: the last rows are waited for
 SECOND = 1_000_000_000
-TOLD = struct.Struct("=13q")  # of a record, from FAILED on
+TOLD = struct.Struct("=7q")  # of a record, from ROWS on
 
 
 def shares(plan: Plan) -> bool:
@@ -57,7 +57,7 @@ class Desk:
     def call(self, worker: compose.Worker, what: int, limit: int, record: np.ndarray) -> jit.Call:
         """Give one thread's part at the desk."""
         inner = worker.call
-        return self.kernel.bind(what, 0, limit, inner.address, self.words, record, inner.words, inner.value(6))
+        return self.kernel.bind(what, 0, limit, inner.address, self.words, record, inner.words)
 
     def enters(self) -> None:
         """One thread more will be at the desk."""
@@ -108,7 +108,7 @@ class Crew(Team):
         self.posted = self.faults = 0
         self.record = np.zeros(self.desk.width, np.int64)
         self.layout = struct.Struct(
-            f"=6q{8 * (sharing.FAILED - 6)}xq{8 * (sharing.POINTS - sharing.FAILED - 1)}x{3 * self.desk.points}q"
+            f"={8 * sharing.FAILED}xq{8 * (sharing.COUNT - sharing.FAILED - 1)}x{6 + 3 * self.desk.points}q"
         )
         self.call: jit.Call | None = None
         self.clock = time.perf_counter() - time.clock_gettime(time.CLOCK_MONOTONIC)
@@ -152,9 +152,8 @@ class Crew(Team):
                     points += self.offsets[at], address, array.size
         threads = len(self.threads)
         least = rows // (LEAST * threads) or 1
-        self.layout.pack_into(
-            self.record.data, 0, first, plan.step, rows, least, 2 * threads + 2, len(points) // 3, rows, *points
-        )
+        told = rows, rows, first, plan.step, least, 2 * threads + 2, self.desk.points  # from FAILED on
+        self.layout.pack_into(self.record.data, 0, *told, *points)
         unit.number = self.posted
         self.posted += 1
         for _ in range(self._run(sharing.POST, unit, self.most)):
@@ -190,10 +189,10 @@ class Crew(Team):
     def _finish(self, unit: Unit) -> None:
         """Note what the desk tells of a unit that is done."""
         at = sharing.DESK + unit.number % self.desk.ring * self.desk.width
-        place, status, number, row, _, _, _, *told = TOLD.unpack_from(self.desk.words.data, 8 * (at + sharing.FAILED))
-        if status:
-            unit.failed = compose.Failure(number - 1 if status == 1 else -2, row, place)
-        others, own, others_took, own_took, others_begun, own_begun = told
+        told = TOLD.unpack_from(self.desk.words.data, 8 * (at + sharing.ROWS))
+        others, own, others_took, own_took, others_begun, own_begun, failed = told
+        if failed < others + own:  # which row, and why, this thread finds out
+            self._fill_on(unit, failed, others + own)
         if own:
             unit.fills.append(Fill(own_begun / SECOND + self.clock, own_took / SECOND, threading.get_ident(), own))
         if others:
@@ -202,6 +201,18 @@ class Crew(Team):
         if self.plan.ahead is not None:
             self.plan.ahead.after(self.faults)
         unit.done = True
+
+    def _fill_on(self, unit: Unit, place: int, rows: int) -> None:
+        """Fill from the row at `place` on, up to one that fails."""
+        plan, worker = self.plan, self.worker
+        for k, (at, _) in enumerate(plan.places):
+            worker.call.point(at, unit.slot.flat[k], unit.slot.addresses[k])
+            if unit.layouts and unit.layouts[k] is not None:
+                worker.lay_out(k, rows, unit.slot.spans)
+        ((first, *_),) = plan.pieces(unit)
+        failed = worker.fill(first + place * plan.step, plan.step, rows - place, place)
+        if failed is not None:
+            unit.failed = failed._replace(done=place + failed.done)
 
     def stop(self, units: deque[Unit], join: bool = False, own: Any = os.getpid) -> None:
         """End the threads; what they may still write to goes back to the pool when they are gone."""
