@@ -201,7 +201,7 @@ def test_padded_rows_that_fail_come_up_to_the_first(bad, monkeypatch):
     limit = int(offsets[bad])
     data = jl.Dataset(x=jl.ragged(np.arange(offsets[-1]), offsets)).map("x", jl.lookup(np.arange(limit)), jl.pad_to_longest())
     loader, got = jl.Loader(data, 10, threads=2), 0
-    with pytest.raises(jl.PipelineError, match=f"row {bad}[,:]"):
+    with pytest.raises(jl.PipelineError, match=f"row {bad} "):
         for batch in loader:
             assert (batch.x[:, 0] == offsets[got : got + 10]).all()
             got += 10
