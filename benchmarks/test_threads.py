@@ -12,8 +12,9 @@ Measured on 2 shared cores (Zen 4 VM, Numba 0.68.1, omp layer, 2026-12-03; noise
 | NumPy work | 15.5 (17.6) | 12.2 (17.1) | 9.4 (14.6) | 10.7 (15.3) | 7.6 (12.2) |
 | BLAS on all cores | 13.3 (84) | **224** (100) | 17.4 (97) | 14.9 (101) | 14.1 (89) |
 
-So: threads ahead by default, one fewer than there are CPUs, each filling whole runs of batches without the GIL; a consumer
-that would have to wait fills along, what no thread has begun; and where a thread is kept waiting for a core more than a
+So: threads ahead by default, one fewer than there are CPUs, filling runs of batches without the GIL; a consumer that would
+have to wait fills along, and since all take rows of one run at a time (`jitloader/sharing.py`), which the table was measured
+before, the wait is that of the last rows; and where a thread is kept waiting for a core more than a
 quarter of its time, the consumer fills for itself for a while, as each hand-over then only costs. With one process
 spinning beside, an epoch takes 1.01 to 1.09 of serial loading, with two 0.86 to 1.08 (five workloads of `peers.py` before
 that rule: 1.05 to 1.23, and 0.77 to 1.4). `prange` stalls where the consumer's own threads hold the cores (a launch waits for a scheduler's turn), so it is

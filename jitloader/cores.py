@@ -8,7 +8,7 @@ import time
 
 ALONE = 0.05  # seconds that the consumer fills for itself where it does, then it is tried again; twice as long each time
 LONGEST = 1.0  # up to this
-SHARE = 8  # a consumer is quick that takes less than this part of the time it takes to fill, brisk that takes less than it
+SHARE = 4  # a consumer is quick that takes less than this part of the time it takes to fill, brisk that takes less than twice it
 LARGE = 4 << 20  # bytes of a run: three of them still lie in a cache of 16 MB
 QUICK, BRISK, SLOW = 0, 1, 2
 
@@ -67,16 +67,16 @@ class Pace:
     """How many runs of batches are worth filling ahead of a consumer, by how quick it is: `level` is QUICK, BRISK or SLOW.
 
     For a brisk one, one run ahead keeps all threads at work. Where a run is large, nothing is filled ahead of a quick one:
-    that costs a consumer who takes a share s of the fill s / 2 of it, and two buffers stay in a cache that three leave
-    (batches of 6 MB: 755 and 911 ns an image).
+    that costs the time the consumer is away, and two buffers stay in a cache that three leave (batches of 6 MB: 755 and 911
+    ns an image).
     """
 
     def __init__(self) -> None:
         self.level, self.others = SLOW, 0
 
     def told(self, away: float, fill: float, nbytes: int) -> None:
-        """Note how long the consumer was away with a run of batches, how long that was filled, over all threads, and its size."""
-        level = SLOW if away > fill else BRISK if away * SHARE > fill or nbytes < LARGE else QUICK
+        """Note how long the consumer was away with a run of batches, how long all threads together take to fill it, and its size."""
+        level = SLOW if away > 2 * fill else BRISK if away * SHARE > fill or nbytes < LARGE else QUICK
         self.others = 0 if level == self.level else self.others + 1
         if self.others > 1:  # one says little: an interrupt, a print
             self.level, self.others = level, 0

@@ -115,7 +115,7 @@ class Loader:
         asks for a batch that is not there fills along, and none while other work holds the cores (where Linux tells). With
         prefetch=0, a number above one lets a `prange` loop fill large batches: quick on idle cores, and slow where the
         consumer keeps them busy.
-    prefetch : batches (or runs of small ones) filled ahead; 0 fills each when it is asked for.
+    prefetch : batches (or runs of small ones) filled ahead, fewer for who asks again at once; 0 fills each when it is asked for.
 
     max_resident : bytes of files that may be in this process's memory: mapped pages are given back behind the batches, and
         of a chunked source (HDF5, Zarr) no more is kept decoded. Left out, mapped pages are the system's to take, and all
@@ -441,7 +441,10 @@ class Loader:
         # A prange loop stalls beside a busy consumer: only if asked.
         wide = self.threads if self._chosen and not self.prefetch else 1
         cores = None if self._chosen or self._data.applies else self._cores
-        crew = Crew(plan, self.threads, ahead, cores) if threads and shares(plan) else None
+        crew: Crew | None = None
+        if threads and shares(plan):
+            threads = self.threads
+            crew = Crew(plan, threads, ahead, cores)
         team = crew or Team(plan, threads, wide, cores)
         self._live.add(team)
         units: deque[Unit] = deque()
@@ -458,7 +461,7 @@ class Loader:
                 most_ahead = ahead if threads and not alone else 0
                 if crew is not None:
                     if handed is not None:
-                        pace.told(asked - handed, filled_for, filled)
+                        pace.told(asked - handed, filled_for / (threads + 1), filled)
                     if pace.level < SLOW:
                         most_ahead = min(most_ahead, pace.level)
                     if met != (alone, pace.level):

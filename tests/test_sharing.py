@@ -242,17 +242,17 @@ def test_a_slow_consumer_has_batches_filled_ahead():
 
 
 def test_pace_changes_when_two_runs_tell_so():
-    """A consumer is brisk that takes less than the fill, quick that takes less than an eighth of a large one; one run alone
-    says nothing."""
+    """A consumer is brisk that takes less than twice as long as the fill, here 0.5, quick that takes less than a quarter of
+    a large one; one run alone says nothing."""
     pace, large = Pace(), cores.LARGE
     told = []
     for away in (2, 0.1, 2, 0.1, 0.1, 0.1, 2, 0.1, 2, 2, 0.124, 0.124, 0.126, 0.126):
-        pace.told(away, 1.0, large)
+        pace.told(away, 0.5, large)
         told.append(pace.level)
     assert told == [2, 2, 2, 2, 0, 0, 0, 0, 0, 2, 2, 0, 0, 1]
     for away, level in ((0.1, 1), (0.9, 1), (1.1, 2), (0.1, 1)):
         for _ in range(2):
-            pace.told(away, 1.0, large - 1)
+            pace.told(away, 0.5, large - 1)
         assert pace.level == level
 
 
