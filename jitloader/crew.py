@@ -52,7 +52,7 @@ class Desk:
         self.tokens: queue.SimpleQueue[None] = queue.SimpleQueue()
         self.held: list[Unit] = []
         self.running = 0
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a thread that holds it may collect the iterator, which stops the crew
 
     def call(self, worker: compose.Worker, what: int, limit: int, record: np.ndarray) -> jit.Call:
         """Give one thread's part at the desk."""

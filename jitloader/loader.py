@@ -136,7 +136,8 @@ class Loader:
 
     __slots__ = (
         *("_allocate", "_at", "_chosen", "_closed", "_cores", "_cut", "_data", "_given", "_laid", "_layout", "_live"),
-        *("_meter", "_next", "_order", "_pace", "_pool", "_pool_rows", "_positions", "_program", "_resumed", "_start", "__weakref__"),
+        *("_meter", "_next", "_order", "_pace", "_pool", "_pool_rows", "_positions", "_program", "_resumed", "_start"),
+        "__weakref__",
     )
 
     batch_size, max_tokens, max_resident = Given["int | None"](), Given["int | None"](), Given["int | None"]()

@@ -16,7 +16,8 @@ import numpy as np
 from . import jit
 
 LINE = 8  # words of a cache line: what different threads write lies on different ones
-POSTED, STOPPED, ASLEEP, SPIN, WIDTH, RING = 0, LINE, 2 * LINE, 3 * LINE, 3 * LINE + 1, 3 * LINE + 2  # words of the desk
+# Words of the desk.
+POSTED, STOPPED, ASLEEP, SPIN, WIDTH, RING = 0, LINE, 2 * LINE, 3 * LINE, 3 * LINE + 1, 3 * LINE + 2
 DESK = 4 * LINE  # where its records begin: RING of WIDTH words each
 # Words of a record: (unit, next row) in one; rows that are done; of the background (0) and the consumer (1) the rows, the
 # nanoseconds, and when they began; the first row of the first piece that failed (COUNT: none did); and what a call takes.
@@ -31,9 +32,7 @@ N = jit.Array("int64", 1)
 SIGNATURE: tuple[jit.Type, ...] = (jit.INT, jit.INT, jit.INT, jit.INT, N, N, N)
 
 
-def share(
-    what: int, unit: int, limit: int, entry: Any, desk: np.ndarray, record: np.ndarray, words: np.ndarray
-) -> int:
+def share(what: int, unit: int, limit: int, entry: Any, desk: np.ndarray, record: np.ndarray, words: np.ndarray) -> int:
     """Do one thread's part at a desk; `entry` is the kernel and `words` are its arguments.
 
     POST: let threads take unit number `unit`, as `record` tells it; gives how many of at most `limit` sleepers to wake.
@@ -77,7 +76,7 @@ def share(
                 if jit.nanoseconds() - since <= spin:
                     continue
                 jit.atomic_add(desk, ASLEEP, 1)
-                if jit.atomic_get(desk, POSTED) != posted:  # it may have been posted for this sleeper, who is woken then
+                if jit.atomic_get(desk, POSTED) != posted:  # perhaps for this sleeper, who is woken then
                     asleep = jit.atomic_get(desk, ASLEEP)
                     if asleep and jit.atomic_swap(desk, ASLEEP, asleep, asleep - 1):
                         continue

@@ -44,7 +44,7 @@ class Hand:
         error = np.zeros(4, np.int64)
         none = np.zeros(0, np.int64)
         if plain:
-            words = np.zeros(13, np.int64)  # as laid out for the kernel: four numbers, three arrays of two words, one number
+            words = np.zeros(13, np.int64)  # as the kernel takes them: four numbers, four arrays, one number
 
             def entry(words):
                 seen, rows = (self.arrays[int(words[at])] for at in (8, 4))
