@@ -175,7 +175,11 @@ def test_a_crew_gives_what_one_thread_gives(make, threads, monkeypatch):
     for _ in range(3):
         for one, other in zip(shared, alone, strict=True):
             assert all((a == b).all() for a, b in zip(one, other, strict=True))
-    assert {event.thread for event in shared.report().events} - {threading.get_ident()}
+    deadline = time.perf_counter() + 60  # on a busy machine the consumer may be through before others get a core
+    while not {event.thread for event in shared.report().events} - {threading.get_ident()}:
+        assert time.perf_counter() < deadline
+        for _ in shared:
+            time.sleep(1e-4)
 
 
 @pytest.mark.parametrize("threads", [1, 4])
@@ -199,7 +203,8 @@ def test_padded_rows_that_fail_come_up_to_the_first(bad, monkeypatch):
 
     offsets = np.concatenate([[0], np.cumsum(1 + np.arange(20_000) % 7)])
     limit = int(offsets[bad])
-    data = jl.Dataset(x=jl.ragged(np.arange(offsets[-1]), offsets)).map("x", jl.lookup(np.arange(limit)), jl.pad_to_longest())
+    rows = jl.ragged(np.arange(offsets[-1]), offsets)
+    data = jl.Dataset(x=rows).map("x", jl.lookup(np.arange(limit)), jl.pad_to_longest())
     loader, got = jl.Loader(data, 10, threads=2), 0
     with pytest.raises(jl.PipelineError, match=f"row {bad} "):
         for batch in loader:
@@ -227,18 +232,29 @@ def test_a_quick_consumer_has_two_buffers():
 
 
 def test_a_slow_consumer_has_batches_filled_ahead():
-    """While it is away the threads go on, up to `prefetch` runs; then it waits for none."""
-    loader = jl.Loader(costly(), 400, prefetch=2)
+    """While it is away the threads fill up to `prefetch` runs; once that is known, after two, and those are handed out that it then helped with, it fills none itself."""
+    loader = jl.Loader(costly(), 400, prefetch=2, threads=2)
     for _ in loader:
         pass
     loader._meter.runs.clear()
     loader._pool = None
-    for _ in loader:
+    for batches, _ in enumerate(loader, 1):
+        (crew,) = loader._live
+        deadline = time.perf_counter() + 60
+        while undone(crew.desk.words) and time.perf_counter() < deadline:
+            time.sleep(0.01)
         time.sleep(0.05)
+        assert batches < 3 or crew.posted == min(batches + 2, 10)
     assert loader._pace.level == cores.SLOW
-    waits = [got - asked for asked, got, *_ in loader._meter.runs]
-    assert np.median(waits) < 0.001
     assert loader.stats()["slots"] == 4
+    filled = [{thread for _, _, thread, _ in fills} for _, _, fills, *_ in loader._meter.runs]
+    assert len(filled) == 10 and not any(threading.get_ident() in threads for threads in filled[5:])
+
+
+def undone(desk):
+    """Give how many rows are posted at a desk and not yet filled."""
+    records = desk[sharing.DESK :].reshape(-1, desk[sharing.WIDTH])
+    return (records[:, sharing.COUNT] - records[:, sharing.DONE]).sum()
 
 
 def test_pace_changes_when_two_runs_tell_so():
