@@ -1,6 +1,8 @@
 """A Numba-JIT in-memory dataloader: mapped arrays in, fused batches out, no worker processes."""
 
+import importlib
 import types
+import typing
 
 from .compose import Ragged as Ragged
 from .dataset import Dataset as Dataset
@@ -31,11 +33,6 @@ from .orders import sequential as sequential
 from .orders import shuffled as shuffled
 from .orders import stratified as stratified
 from .orders import weighted as weighted
-from .packing import Packs as Packs
-from .packing import pack as pack
-from .packs import packed as packed
-from .pictures import show as show
-from .quality import Quality as Quality
 from .ragged import ragged as ragged
 from .replay import Prioritized as Prioritized
 from .replay import Ring as Ring
@@ -91,16 +88,40 @@ from .transitions import episodes as episodes
 from .transitions import transitions as transitions
 from .windows import sequences as sequences
 from .windows import windows as windows
-from .write import convert as convert
-from .write import write as write
 
+if typing.TYPE_CHECKING:
+    from .packing import Packs as Packs
+    from .packing import pack as pack
+    from .packs import packed as packed
+    from .pictures import show as show
+    from .quality import Quality as Quality
+    from .writing import convert as convert
+    from .writing import write as write
+
+# What not every program needs is imported when it is first asked for.
+_LATER = {
+    "Packs": "packing",
+    "Quality": "quality",
+    "convert": "writing",
+    "pack": "packing",
+    "packed": "packs",
+    "show": "pictures",
+    "write": "writing",
+}
 prioritized = Prioritized
 ring = Ring
 __version__ = "0.1.0"
 
 
+def __getattr__(name: str) -> typing.Any:
+    if name not in _LATER:
+        raise AttributeError(f"module 'jitloader' has no attribute {name!r}")
+    value = globals()[name] = getattr(importlib.import_module(f".{_LATER[name]}", __name__), name)
+    return value
+
+
 def __dir__() -> list[str]:
     """Give the public names, without the rooms they come from; doors show once they are imported."""
-    return sorted(
-        n for n, v in globals().items() if not isinstance(v, types.ModuleType) or n in ("torch", "jax", "ray")
-    )
+    doors = "torch", "jax", "ray"
+    found = (name for name, value in globals().items() if not isinstance(value, types.ModuleType) or name in doors)
+    return sorted({*found, *_LATER})

@@ -126,7 +126,9 @@ def _of_arrow(column: Any, name: str) -> Any:
         chunks = (
             column.combine_chunks().chunks if hasattr(column.combine_chunks(), "chunks") else [column.combine_chunks()]
         )
-    return storage.arrow.read([(chunk, storage.arrow.in_memory) for chunk in chunks], f"column {name!r}", copies=True)
+    from .storage import arrow
+
+    return arrow.read([(chunk, arrow.in_memory) for chunk in chunks], f"column {name!r}", copies=True)
 
 
 def _of_datasets(value: Any) -> dict[str, Any]:
@@ -135,6 +137,8 @@ def _of_datasets(value: Any) -> dict[str, Any]:
     found = {name: _of_arrow(table.column(name), name) for name in table.column_names}
     if indices is None:
         return found
-    picked = [(chunk, storage.arrow.in_memory) for chunk in indices.table.column(0).chunks]
-    rows = storage.huggingface.row_table(picked, table.num_rows, "indices")
-    return {name: storage.huggingface.picked(column, rows) for name, column in found.items()}
+    from .storage import arrow, huggingface
+
+    picked = [(chunk, arrow.in_memory) for chunk in indices.table.column(0).chunks]
+    rows = huggingface.row_table(picked, table.num_rows, "indices")
+    return {name: huggingface.picked(column, rows) for name, column in found.items()}

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
 
-from . import compose, jit, orders, pickling, quality, residency
+from . import compose, jit, orders, pickling, residency
 from .buffers import Pool, Slot
 from .cores import SLOW, Cores, Pace
 from .crew import Crew, shares
@@ -33,6 +33,7 @@ from .team import Team
 
 if TYPE_CHECKING:
     from .check import Check
+    from .quality import Quality
     from .report import Report
 
 T = TypeVar("T")
@@ -650,7 +651,7 @@ class Loader:
 
     # -- looking ------------------------------------------------------------------------------------------------------
 
-    def shuffle_quality(self, labels: Any = None) -> quality.Quality:
+    def shuffle_quality(self, labels: Any = None) -> Quality:
         """Measure how well this rank's batches are mixed, beside what a true shuffle gives: see `Quality`.
 
         labels : the class of each row, an array or the name of a field; left out, 32 stretches of the data in storage
@@ -662,6 +663,8 @@ class Loader:
         >>> round(loader.shuffle_quality().spread, 2)
         0.97
         """
+        from . import quality
+
         self._check_open()
         epoch = self._at[0]
         first, second = (self._order_of(e).plan(len(self._data), self.seed, e) for e in (epoch, epoch + 1))

@@ -17,7 +17,7 @@ except ImportError as problem:
 
 from .dataset import Dataset
 from .loader import Loader
-from .write import default_names
+from .writing import default_names
 
 ITEMS = 1 << 16  # rows by which arrays grow where a data set does not say how many it has
 

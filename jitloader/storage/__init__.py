@@ -3,7 +3,8 @@
 Opening costs O(fields) at any size. Arrays are plain, read-only np.ndarray views over the map; their bytes are read
 when they are used, and the file stays open for as long as a view lives. What lies in chunks (HDF5, Zarr) is decoded into
 memory that stands for a map of it (`chunked`). What can be neither is refused, with the remedy.
-A format is a module with `SUFFIXES`, `sniff(head, path)` and `fields(map)`, and its line in `FORMATS`.
+A format is a module with `SUFFIXES`, `sniff(head, path)` and `fields(map)`, and its name in `FORMATS`; it is imported
+when a file is opened that may be of it.
 """
 
 from __future__ import annotations
@@ -11,36 +12,21 @@ from __future__ import annotations
 import contextlib
 import errno
 import functools
+import importlib
 import math
 import os
 import sys
 import warnings
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from collections.abc import Mapping as _Mapping
-from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from jitloader.errors import DataError
 
-from . import (
-    arrow,
-    chunked,
-    cifar,
-    hdf5,
-    huggingface,
-    idx,
-    mapped,
-    npy,
-    npz,
-    parquet,
-    raw,
-    remote,
-    safetensors,
-    zarr,
-)
+from . import chunked, mapped, npy, remote
 from .folder import as_listed, with_parts
 from .folder import blocks as blocks
 from .folder import create_fields as create_fields
@@ -65,11 +51,13 @@ from .mapped import map_below as map_below
 from .mapped import mapping as mapping
 from .mapped import need as need
 from .mapped import watch as watch
-from .unpacked import Unpack as Unpack
+
+if TYPE_CHECKING:
+    from .unpacked import Unpack as Unpack
 
 # Asked by content in this order, then by suffix; cifar last, its content has no mark.
-FORMATS: tuple[ModuleType, ...] = (npy, npz, hdf5, arrow, parquet, safetensors, idx, cifar)
-_UNPACKED = (npz, parquet)  # these may have to be decoded into a folder first
+FORMATS = ("npy", "npz", "hdf5", "arrow", "parquet", "safetensors", "idx", "cifar")
+_UNPACKED = ("npz", "parquet")  # these may have to be decoded into a folder first
 
 _FOREIGN = {
     b"\x1f\x8b": "gzip: a compressed file cannot be mapped; gunzip it first",
@@ -108,10 +96,12 @@ def open_array(
         with _near(path, None, True) as near:
             return open_array(near, dtype=dtype, shape=shape, offset=offset)
     if dtype is not None:
+        from . import raw
+
         return raw.open_raw(path, dtype, shape, offset)
     if shape is not None or offset:
         raise DataError(f"{full_path(path)}: shape and offset are for raw files; give dtype too")
-    if os.path.isdir(path) and not zarr.is_store(full_path(path)):
+    if os.path.isdir(path) and not _format("zarr").is_store(full_path(path)):
         raise IsADirectoryError(
             errno.EISDIR, "a folder, one file expected (open_fields takes folders)", full_path(path)
         )
@@ -257,6 +247,8 @@ def reopen(
         raise DataError(f"{path}: not the file it was: {size} bytes expected, {now} found")
     if whole_file is not None:
         return mapped.see(whole_file, dtype, shape, strides, offset)
+    from . import hdf5, zarr
+
     whole = pick(hdf5.fields(map_file(path)), [dataset], path)[dataset] if dataset else zarr.read(path)
     below = mapping(whole)
     if below is None or not isinstance(below.map, Map):
@@ -272,10 +264,10 @@ def placed(value: Any, field: str) -> Any:
         if isinstance(known, type) and isinstance(value, known):
             what = f"{'an' if package == 'h5py' else 'a'} {package} {type(value).__name__}"
             raise TypeError(f"field {field!r} is {what}, which holds several arrays: give one of them, as file['name']")
-    for package, kind, form in (("h5py", "Dataset", hdf5), ("zarr", "Array", zarr)):
+    for package, kind, form in (("h5py", "Dataset", "hdf5"), ("zarr", "Array", "zarr")):
         known = getattr(sys.modules.get(package), kind, None)
         if isinstance(known, type) and isinstance(value, known):
-            found = form.placed(value)
+            found = _format(form).placed(value)
             if found is not None:
                 return found
             handle: Any = value
@@ -296,15 +288,23 @@ def is_chunked(array: Array) -> bool:
 
 def _is_store(path: str) -> bool:
     """Whether a folder is one that another library keeps arrays in."""
+    from . import huggingface, zarr
+
     return zarr.is_store(path) or huggingface.sniff(path)
+
+
+def _format(name: str) -> Any:
+    return importlib.import_module(f".{name}", __name__)
 
 
 def _fields(path: Path, unpack: Unpack = None, wanted: Collection[str] | None = None, progress: bool = True) -> Fields:
     """Find a file's format, by content first and name second, and what it holds."""
     path = full_path(path)
-    if zarr.is_store(path):
-        return zarr.fields(path)
     if os.path.isdir(path):
+        from . import huggingface, zarr
+
+        if zarr.is_store(path):
+            return zarr.fields(path)
         if huggingface.sniff(path):
             return huggingface.fields(path)
         arrays, _ = open_folder(path)
@@ -312,18 +312,19 @@ def _fields(path: Path, unpack: Unpack = None, wanted: Collection[str] | None = 
     whole = map_file(path)
     head = whole[:65536]
 
-    def read(form: ModuleType) -> Fields:
-        return form.fields(whole, unpack, wanted, progress) if form in _UNPACKED else form.fields(whole)  # type: ignore[no-any-return]
+    def read(name: str) -> Fields:
+        found: Callable[..., Fields] = _format(name).fields
+        return found(whole, unpack, wanted, progress) if name in _UNPACKED else found(whole)
 
-    for form in FORMATS:
-        if form.sniff(head, path):
-            return read(form)
+    for name in FORMATS:
+        if _format(name).sniff(head, path):
+            return read(name)
     for magic, message in _FOREIGN.items():
         if head.startswith(magic):
             raise DataError(f"{path}: {message}")
-    for form in FORMATS:
-        if form.SUFFIXES and path.endswith(form.SUFFIXES):
-            return read(form)
+    for name in FORMATS:
+        if path.endswith(_format(name).SUFFIXES):
+            return read(name)
     raise DataError(
         f"{path}: a known format expected, {head[:8]!r} found ({len(whole)} bytes); "
         "a raw file is np.memmap(path, dtype), a table of text pandas.read_csv(path), given to jl.Dataset"
