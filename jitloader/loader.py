@@ -42,6 +42,7 @@ T = TypeVar("T")
 # 1 MB 1.1, 1.75 MB 2.1, 2 to 3.5 MB 2.3 to 2.4, 4 MB 1.4 to 1.8, 8 MB 1.2; other work varies less.
 UNIT = 2 << 20
 QUICK = 0.0005  # seconds: after a call shorter than this, the next takes more batches
+SHORT = 0.002  # seconds of filling that are over before threads, which take 0.0001 each to start, have helped
 
 
 class Given(Generic[T]):
@@ -438,21 +439,17 @@ class Loader:
         ahead = max(self.prefetch, 1)
         most_rows = max(min(most * size, self._local(0)), largest)
         pool = self._slots(program, most_rows, ahead + 3)  # in flight, in the loop, and one that the user kept
-        # A short epoch is over before a thread has started.
-        threads = min(self.threads, ahead) if self.prefetch and total > most * size else 0
-        # A prange loop stalls beside a busy consumer: only if asked.
-        wide = self.threads if self._chosen and not self.prefetch else 1
+        wanted = 0
+        if self.prefetch:
+            wanted = self.threads if shares(plan) else min(self.threads, ahead)
+        threads = wanted if total > most * size else 0  # a small epoch gets them once its rows are seen to take long
         cores = None if self._chosen or self._data.applies else self._cores
-        crew: Crew | None = None
-        if threads and shares(plan):
-            threads = self.threads
-            crew = Crew(plan, threads, ahead, cores)
-        team = crew or Team(plan, threads, wide, cores)
-        self._live.add(team)
+        team, crew = self._team(plan, threads, ahead, cores)
         units: deque[Unit] = deque()
         many, scheduled, filled, filled_for, met, pace = 1, 0, 0, 0.0, None, self._pace
         kind, world, last = self._data.batch_type, self.world_size, self._positions
         make = functools.partial(tuple.__new__, kind)  # its `_make` counts the fields, for 0.25 us
+        held: list[Any] = []
         meter = self._meter
         tally = meter.begin(size, threads, threading.get_ident(), ends)
         try:
@@ -487,6 +484,10 @@ class Loader:
                 filled = plan.nbytes(unit)
                 meter.gets(tally, asked, unit.fills, unit.rows, filled, padding)
                 filled_for = unit.fill_seconds
+                if threads < wanted and filled_for * (total - scheduled) > SHORT * unit.rows:
+                    self._live.discard(team)  # it has no thread, and of units only the one that is filled
+                    threads = meter.threads = wanted
+                    team, crew = self._team(plan, threads, ahead, cores)
                 # Of units in flight, those still small say nothing new; how large rows are that vary, only units tell.
                 if filled_for < QUICK:
                     now = len(unit.ends)
@@ -500,9 +501,11 @@ class Loader:
                         break
                     # All ranks go in step: with a short last batch each has received what there was.
                     at = start + (begin + end) * world
+                    # Made before it counts as received, for an interrupt may end this; not held here, but by the user alone.
+                    held.append(make(next(given)) if unit.batches is None else unit.batches.pop(0))
                     self._at = (epoch, at if at < last else last)
                     tally.rows = begin + high
-                    yield make(next(given)) if unit.batches is None else unit.batches.pop(0)
+                    yield held.pop()
                 if unit.failed is not None or unit.problem is not None:
                     raise self._error(unit, plan, epoch)
                 slot.give_back()
@@ -511,6 +514,14 @@ class Loader:
         finally:
             team.stop(units)
             meter.end(tally)
+
+    def _team(self, plan: Plan, threads: int, ahead: int, cores: Cores | None) -> tuple[Team, Crew | None]:
+        """Start the threads of an iterator: a crew where they can share units."""
+        crew = Crew(plan, threads, ahead, cores) if threads and shares(plan) else None
+        # A prange loop stalls beside a busy consumer: only if asked.
+        team = crew or Team(plan, threads, self.threads if self._chosen and not self.prefetch else 1, cores)
+        self._live.add(team)
+        return team, crew
 
     def _good(self, unit: Unit) -> int:
         """How many rows of a unit came whole."""

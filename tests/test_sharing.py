@@ -218,6 +218,56 @@ def costly():
     return jl.Dataset(x=np.zeros((4_000, 1_500))).map("x", lambda v: math.exp(math.sin(v)))
 
 
+def slow_row(src, dst, key):
+    total = 0.0
+    for i in range(200_000):
+        total += jl.uniform(key, i)
+    dst[0] = src[0] + 0.0 * total
+
+
+def test_threads_are_for_rows_that_take_long_not_for_large_ones_alone():
+    """An epoch of few bytes has threads from its second run on, if that one tells that it will take long."""
+    data = jl.Dataset(x=np.arange(400.0).reshape(400, 1))
+    quick, slow = (jl.Loader(d, 20, threads=2) for d in (data, data.map("x", slow_row)))
+    for loader in quick, slow:
+        assert np.concatenate([batch.x for batch in loader]).ravel().tolist() == list(range(400))
+    assert (quick.stats()["threads"], slow.stats()["threads"]) == (0, 2)
+    assert len(slow.report().events) >= 20
+
+
+def test_functions_of_few_rows_run_in_the_background_too():
+    """What is linked by `apply` takes its time whatever the bytes."""
+    data = jl.Dataset(x=np.arange(40.0)).apply(lambda batch: (time.sleep(0.01), batch)[1])
+    loader = jl.Loader(data, 4, threads=1)
+    assert np.concatenate([batch.x for batch in loader]).tolist() == list(range(40))
+    here = threading.get_ident()
+    assert [event.thread == here for event in loader.report().events] == [True] + [False] * 9
+
+
+@pytest.mark.parametrize("options", [{"prefetch": 0}, {"threads": 2}])
+def test_a_batch_that_an_interrupt_keeps_back_is_not_received(options, monkeypatch):
+    """The state goes on with it."""
+    plain = loader_module.parts
+
+    def interrupted(program, unit, good):
+        for batch, end in zip(plain(program, unit, good), unit.ends, strict=True):
+            if unit.start + end > 5_000:
+                raise KeyboardInterrupt
+            yield batch
+
+    data = jl.Dataset(x=np.arange(10_000))
+    loader, got = jl.Loader(data, 50, **options), []
+    monkeypatch.setattr(loader_module, "parts", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        for batch in loader:
+            got += batch.x.tolist()
+    monkeypatch.undo()
+    loader.load_state_dict(loader.state_dict())
+    for batch in loader:
+        got += batch.x.tolist()
+    assert got == list(range(10_000))
+
+
 def test_a_quick_consumer_has_two_buffers():
     """Where a batch takes long to fill and none to use, nothing is filled ahead: the one in hand, and the next."""
     loader = jl.Loader(costly(), 400, shuffle=True)
