@@ -725,7 +725,7 @@ def test_threads_share_a_download(server: Server) -> None:
 
 
 @pytest.mark.parametrize("finished", [1, 9])
-def test_a_killed_download_goes_on(server: Server, finished: int) -> None:
+def test_a_killed_download_goes_on(server: Server, cache: Path, finished: int) -> None:
     """kill -9 in the middle: the next process asks for what is missing alone, and ends with the exact bytes."""
     url, reached = server.put("rows.npy", ROWS), threading.Event()
     gate = threading.Event()
@@ -733,14 +733,17 @@ def test_a_killed_download_goes_on(server: Server, finished: int) -> None:
     def hold(request: Any, number: int, body: bytes) -> bytes | None:
         if number > finished:
             reached.set()
-            gate.wait(10)
+            gate.wait(60)
             return None
         return body
 
     server.fault = hold
     process = run("download.THREADS = 1\n" + OPEN, url)
     assert reached.wait(30)
-    time.sleep(0.2)  # for the journal
+    (entry,) = cache.iterdir()
+    deadline = time.monotonic() + 30
+    while entry.joinpath(".journal").read_bytes().count(b"\n") < finished and time.monotonic() < deadline:
+        time.sleep(0.01)
     process.send_signal(signal.SIGKILL)
     process.communicate()
     gate.set()
