@@ -125,3 +125,6 @@ def __dir__() -> list[str]:
     doors = "torch", "jax", "ray"
     found = (name for name, value in globals().items() if not isinstance(value, types.ModuleType) or name in doors)
     return sorted({*found, *_LATER})
+
+
+__all__ = [name for name in __dir__() if not name.startswith("_")]

@@ -484,7 +484,7 @@ class Loader:
                 filled = plan.nbytes(unit)
                 meter.gets(tally, asked, unit.fills, unit.rows, filled, padding)
                 filled_for = unit.fill_seconds
-                if threads < wanted and filled_for * (total - scheduled) > SHORT * unit.rows:
+                if threads < wanted and filled_for > QUICK and filled_for * (total - scheduled) > SHORT * unit.rows:
                     self._live.discard(team)  # it has no thread, and of units only the one that is filled
                     threads = meter.threads = wanted
                     team, crew = self._team(plan, threads, ahead, cores)

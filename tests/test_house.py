@@ -158,6 +158,9 @@ def test_dir_shows_the_public_names() -> None:
 
     assert set(public()) == named | {"prioritized", "ring"}
     assert not {name for name in dir(jl) if isinstance(getattr(jl, name), type(jl))} - {"torch", "jax", "ray"}
+    starred: dict[str, object] = {}
+    exec("from jitloader import *", starred)
+    assert set(public()) == set(starred) - {"__builtins__"}
 
 
 @pytest.mark.parametrize("name", public())
